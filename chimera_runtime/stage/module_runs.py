@@ -1,6 +1,6 @@
 """Runs of a stage's module on one micro-batch, or on several at once."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from chimera_runtime.program.numbering import Numbering
 from chimera_runtime.stage import engine
 from chimera_runtime.stage.engine import Roots
 from chimera_runtime.stage.recomputation import ForwardResult
-from chimera_runtime.stage.stage_output import COLLECTED, Auxiliary, StageInput
+from chimera_runtime.stage.stage_output import COLLECTED, Auxiliary, StageInput, StageOutput
 from chimera_runtime.values.boundary import (
     NO_CARRY,
     NO_KEYWORDS,
@@ -84,6 +84,7 @@ class ModuleRuns:
         number: int,
         module: torch.nn.Module,
         stage_input: StageInput,
+        output: StageOutput,
         traits: Traits,
         numbering: Numbering,
         load_keywords: LoadKeywords | None,
@@ -93,6 +94,7 @@ class ModuleRuns:
         self.backward: Callable[[Roots, Tensors], None] = engine.run
         self._number = number
         self._input = stage_input
+        self._output = output
         self._traits = traits
         self._numbering = numbering
         self.load_keywords = load_keywords
@@ -118,9 +120,19 @@ class ModuleRuns:
         return mapped(keywords, torch.clone) if self._traits.in_place else keywords
 
     def run(
-        self, seed: int, inputs: Any, keywords: Keywords = NO_KEYWORDS, carry: Carry = NO_CARRY, leaves: bool = False
+        self,
+        micros: Sequence[int],
+        targets: Sequence[Any],
+        seed: int,
+        inputs: Any,
+        keywords: Keywords = NO_KEYWORDS,
+        carry: Carry = NO_CARRY,
+        leaves_carry: bool = False,
     ) -> ForwardResult:
-        """Calls the module after seeding; arguments are those of `ForwardArguments`."""
+        """Calls the module after seeding, and makes of what it returns tensors to send, or the loss with ``targets``.
+
+        Arguments from ``seed`` on are those of `ForwardArguments`.
+        """
         self._seed(seed)
         input_leaves, argument = self._input.argument(inputs)
         traits, takes = self._traits, self._traits.takes
@@ -129,22 +141,26 @@ class ModuleRuns:
         auxiliary = self._collected
         if auxiliary or auxiliary.reports:
             auxiliary = self._collected = Auxiliary()
-        token = COLLECTED.set(auxiliary)
+        new_carry, token = None, COLLECTED.set(auxiliary)
         try:
-            if keywords or takes.carry or takes.start:
-                named: Keywords = fresh(keywords) if keywords else {}
-                named.update(carry.arguments(takes, carry_leaves))
-                returned = self.forward(argument, **named)
-            else:
-                returned = self.forward(argument)
-        except BaseException as error:
-            self._in_forward.blame(error)
-            raise
+            try:
+                if keywords or takes.carry or takes.start:
+                    named: Keywords = fresh(keywords) if keywords else {}
+                    named.update(carry.arguments(takes, carry_leaves))
+                    returned = self.forward(argument, **named)
+                else:
+                    returned = self.forward(argument)
+            except BaseException as error:
+                self._in_forward.blame(error)
+                raise
+            if before is not None:
+                require_unwritten(self._number, keywords, before)
+            if takes.carry:
+                returned, new_carry = takes.split_result(f"stage {self._number}", returned)
+                new_carry = new_carry if leaves_carry else None
+            if auxiliary.reports:
+                auxiliary.weigh(len(micros))
+            results, roots = self._output.finish(micros, returned, targets)
         finally:
             COLLECTED.reset(token)
-        if before is not None:
-            require_unwritten(self._number, keywords, before)
-        new_carry = None
-        if takes.carry:
-            returned, new_carry = takes.split_result(f"stage {self._number}", returned)
-        return ForwardResult(input_leaves, returned, auxiliary, carry_leaves, new_carry if leaves else None)
+        return ForwardResult(input_leaves, returned, auxiliary, carry_leaves, new_carry, results, roots)

@@ -136,7 +136,8 @@ class ForwardResult(NamedTuple):
     """Result of one run of a module. ``leaves`` are the input tensors for which the backward computes gradients.
 
     ``returned`` is what the module returned, without the carry. ``carry`` is the carry for the next slice, None if no
-    slice reads it; ``carry_leaves`` are the tensors of the carry of the slice before.
+    slice reads it; ``carry_leaves`` are the tensors of the carry of the slice before. ``results`` are the tensors for
+    the next stage, none on the last one, and ``roots`` those at which the backward begins.
     """
 
     leaves: Tensors
@@ -144,6 +145,8 @@ class ForwardResult(NamedTuple):
     auxiliary: Auxiliary
     carry_leaves: Tensors
     carry: Any
+    results: Tensors
+    roots: Roots
 
 
 class SavedGraph(NamedTuple):

@@ -31,7 +31,6 @@ from chimera_runtime.stage.recomputation import (
 from chimera_runtime.stage.saved_tensors import TensorMoves
 from chimera_runtime.stage.splitting import HalfBackward, run_first_half
 from chimera_runtime.stage.stage_output import (
-    Finished,
     SendOutput,
     SideNumbers,
     StageInput,
@@ -97,7 +96,7 @@ class Stage(WeightGroup):
         self.inputs = self.gradients = Slots()
         self._input = StageInput(number, before, bool(traits.in_place), notes=host_link is not None)
         self._has_neighbour = {v: (output.after if VALUES[v].onward else before) is not None for v in VALUES}
-        self.runs = ModuleRuns(number, alone(module), self._input, traits, numbering, load_keywords)
+        self.runs = ModuleRuns(number, alone(module), self._input, output, traits, numbering, load_keywords)
         self.carries = Carries(number, numbering.slices, traits.takes)
         self._output = output
         self._traits = traits
@@ -196,26 +195,22 @@ class Stage(WeightGroup):
         if self._recomputed and self._is_recomputed(micro):
             outputs = self._forward_keeping_inputs((micro,), inputs, [inputs], (target,))
         else:
-            carry = NO_CARRY
-            if self.carries.are_used or self._traits.keywords:
+            carry, are_carried = NO_CARRY, self.carries.are_used
+            if are_carried or self._traits.keywords:
                 arguments = self._arguments_of(micro, inputs)
-                carry, result = arguments.carry, self.runs.run(*arguments)
+                carry, result = arguments.carry, self.runs.run((micro,), (target,), *arguments)
             else:
-                result = self.runs.run(self._numbering.forward_seed(micro, self.number), inputs)
-            # Here the result turns into tensors to send or into the loss; the backward will begin at the roots.
-            auxiliary, are_carried = result.auxiliary, self.carries.are_used
-            if auxiliary.reports:
-                auxiliary.weigh(1)
-            results, roots = self._output.finish((micro,), result.returned, (target,), auxiliary)
+                result = self.runs.run((micro,), (target,), self._numbering.forward_seed(micro, self.number), inputs)
+            auxiliary = result.auxiliary
             if auxiliary or auxiliary.reports:
                 self._side_numbers.add(self.number, micro, self._numbering.place(micro)[0], auxiliary)
             if are_carried:
                 self.carries.keep(micro, carry, inputs, result.carry)
             if auxiliary or are_carried:
-                self._saved[micro] = self._saved_graph(result, roots)
+                self._saved[micro] = self._saved_graph(result)
             else:
-                self._saved[micro] = SavedGraph(result.leaves, roots, (), NO_CARRIES)
-            outputs = payload(results) if results else ()
+                self._saved[micro] = SavedGraph(result.leaves, result.roots, (), NO_CARRIES)
+            outputs = payload(result.results) if result.results else ()
         # An error if these outputs overwrite those of a micro-batch that still waits for its backward.
         if outputs:
             lend(self.number, micro, outputs, self._saved, lambda: (inputs, self.runs.keywords_of(micro)))
@@ -243,32 +238,25 @@ class Stage(WeightGroup):
         together = arguments[0]._replace(inputs=inputs, keywords=joined([a.keywords for a in arguments]))
         before = [versions_of_arguments(*values) for values in zip(arguments, targets, strict=True)]
 
-        def run() -> tuple[ForwardResult, Finished]:
-            result = self.runs.run(*together)
-            return result, self._finish(micros, result, [*map(fresh, targets)])
-
+        run = partial(self.runs.run, micros, [*map(fresh, targets)], *together)
         first_run = self._reruns.first_run(update, count, run)
         if first_run is None:  # a joint call changes the module's state otherwise than one call after the other
             self._output.forget(micros)
             return self._one_by_one(micros, batches, targets)
         # Each micro-batch gets what its own second run begins with, and what that run must give again.
-        (result, (results, roots)), state = first_run
+        result, state = first_run
         self.carries.keep(micros[0], together.carry, inputs, result.carry)
-        digests = self._reruns.digests(update, partial(self._compared_values, result, roots, count), count)
+        digests = self._reruns.digests(update, partial(self._compared_values, result, count), count)
         for micro, values, target, numbers, digest in zip(micros, arguments, targets, before, digests, strict=True):
             self._saved[micro] = SavedInput(values, target, numbers, state, count, digest)
         self._side_numbers.add(self.number, micros[0], update, result.auxiliary)
-        return payload(results)
+        return payload(result.results)
 
-    def _finish(self, micros: Sequence[int], result: ForwardResult, targets: Sequence[Any]) -> Finished:
-        result.auxiliary.weigh(len(micros))
-        return self._output.finish(micros, result.returned, targets, result.auxiliary)
-
-    def _compared_values(self, result: ForwardResult, roots: Roots, count: int) -> list[Any]:
+    def _compared_values(self, result: ForwardResult, count: int) -> list[Any]:
         """The values in which the two runs of a forward over ``count`` micro-batches must agree."""
         if count > 1:
             return leaves(result.returned)
-        losses = roots if self._output.after is None else ()
+        losses = result.roots if self._output.after is None else ()
         return [*leaves((result.returned, result.carry)), *losses, *[value for _, value in result.auxiliary]]
 
     def _is_recomputed(self, micro: int) -> bool:
@@ -279,9 +267,9 @@ class Stage(WeightGroup):
         seed, keywords = self._numbering.forward_seed(micro, self.number), self.runs.keywords_of(micro)
         return ForwardArguments(seed, inputs, keywords, self.carries.take(micro), self.carries.has_reader(micro))
 
-    def _saved_graph(self, result: ForwardResult, roots: Roots) -> SavedGraph:
+    def _saved_graph(self, result: ForwardResult) -> SavedGraph:
         carries = self.carries.graph(result.carry_leaves, result.carry)
-        return SavedGraph(result.leaves, roots, roots_of(result.auxiliary), carries)
+        return SavedGraph(result.leaves, result.roots, roots_of(result.auxiliary), carries)
 
     def recompute(self, micros: Micros) -> None:
         """Runs the forward of a micro-batch, or of several, again; the backward needs what it saves."""
@@ -309,7 +297,9 @@ class Stage(WeightGroup):
                 second_half, counts = self._half_backwards.pop(micro)
                 with self._in_backward:
                     second_half.finish()
-                self._collect(counts)
+                for group in (self, *self.ties):
+                    group.gradient_sum.collect()
+                self._count(counts)
 
     def pair(self, forward: tuple[Any, ...], other: "Stage", backward: tuple[Any, ...]) -> None:
         """Runs a pair, see `paired_operations`, with the arguments of `forward` here and of `backward` of ``other``;
@@ -363,7 +353,10 @@ class Stage(WeightGroup):
         except BaseException as error:
             self._in_backward.blame(error)
             raise
-        self._collect(counts)
+        for group in (self, *self.ties):
+            group.gradient_sum.collect()
+        if counts:
+            self._count(counts)
         if self.carries.are_used:
             self.carries.end_backward(micro, graph.carries)
         return self._input.take_gradients(graph.leaves, counts) if graph.leaves else ()
@@ -397,16 +390,14 @@ class Stage(WeightGroup):
         """Runs the forward of a micro-batch a second time, and returns its graph."""
         update = self._numbering.place(micro)[0]
         with self._reruns.second_run(update, saved):
-            result = self.runs.run(*saved.arguments)
-            _, roots = self._finish((micro,), result, (fresh(saved.target),))
-        self._reruns.compare(update, micro, saved, partial(self._compared_values, result, roots, saved.micro_batches))
-        return self._saved_graph(result, roots)
+            result = self.runs.run((micro,), (fresh(saved.target),), *saved.arguments)
+        self._reruns.compare(update, micro, saved, partial(self._compared_values, result, saved.micro_batches))
+        return self._saved_graph(result)
 
-    def _collect(self, counts: Tensors) -> None:
-        """Adds the weight gradients of a backward to their sums; a group's first stage also adds the loss count."""
-        for group in (self, *self.ties):
-            group.gradient_sum.collect()
-            if counts and group.group[0] == self.number:
+    def _count(self, counts: Tensors) -> None:
+        """Adds the loss count of a backward to the sums of those groups whose first stage this is."""
+        for group in self.groups:
+            if group.group[0] == self.number:
                 group.gradient_sum.count(counts)
 
     def _blame(self, error: ModelError, kind: str, micros: Micros) -> None:

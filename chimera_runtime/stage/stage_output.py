@@ -269,9 +269,7 @@ class SendOutput:
     def __post_init__(self) -> None:
         self.counted = self.after.counted
 
-    def finish(
-        self, micros: Sequence[int], returned: Any, _targets: Sequence[Any], _auxiliary: Auxiliary | None = None
-    ) -> Finished:
+    def finish(self, micros: Sequence[int], returned: Any, _targets: Sequence[Any]) -> Finished:
         """Returns tensors to send, in memory that the stage does not keep, and the edges at which the backward begins.
         Raises `BadModel` if the tensors differ from those of the first micro-batch of the run.
         """
@@ -326,24 +324,20 @@ class LossOutput:
     _counts: dict[int, torch.Tensor] = field(default_factory=dict)
     _last_seed: tuple[torch.Tensor | None, float, int] = (None, 0.0, 0)
 
-    def finish(
-        self, micros: Sequence[int], returned: Any, targets: Sequence[Any], auxiliary: Auxiliary | None = None
-    ) -> Finished:
-        """Computes the losses, which are the roots, and begins to read them; what they tell goes to ``auxiliary``.
-        Raises `BadModel` if the output for several micro-batches cannot be cut, or the loss is a sum and a count at
-        times.
+    def finish(self, micros: Sequence[int], returned: Any, targets: Sequence[Any]) -> Finished:
+        """Computes the losses, which are the roots, and begins to read them. Raises `BadModel` if the output for
+        several micro-batches cannot be cut, or the loss is a sum and a count at times.
         """
         outputs = [returned] if len(micros) == 1 else _apart(micros, returned)
         roots = []
         for micro, output, target in zip(micros, outputs, targets, strict=True):
-            token = COLLECTED.set(auxiliary)
-            try:
-                value, count = as_pair(self.loss(output, target))
-            finally:
-                COLLECTED.reset(token)
+            value, count = self.loss(output, target), None
+            if type(value) is not torch.Tensor:
+                value, count = as_pair(value)
             if (count is not None) != self.counted:
                 raise BadModel(mistakes.LOSS_COUNTS_AT_TIMES)
-            update, number = self.numbering.place(micro)
+            later, number = divmod(micro, self.numbering.passes)
+            update = self.numbering.first + later
             losses = self._losses[update]
             if number not in losses:  # else this is the second run of a recomputed forward
                 losses[number] = self.read(update, (value,) if count is None else (value, count))
@@ -361,12 +355,12 @@ class LossOutput:
             self._losses[update].pop(number, None)
             self._counts.pop(micro, None)
 
-    def gradients(self, roots: Roots, _received: Tensors) -> Tensors:
-        """Returns ``share`` times ``scale`` as the gradient of each root; a root is the loss of a micro-batch."""
-        return tuple(map(self._seed, roots))
-
-    def _seed(self, loss: Any) -> torch.Tensor:
-        """The gradient of a loss; it is made again where it would differ from the last one, or that was written."""
+    def gradients(self, roots: Sequence[Any], _received: Tensors) -> Tensors:
+        """Returns ``share`` times ``scale`` as the gradient of the root, the loss of a micro-batch, if there is one."""
+        if not roots:
+            return ()
+        # The tensor is made again where it would differ from the last one, or that was written.
+        (loss,) = roots
         factor, (kept, made_with, version) = self.share * self.scale, self._last_seed
         if (
             kept is None
@@ -377,7 +371,7 @@ class LossOutput:
         ):
             kept = torch.full_like(loss, factor, requires_grad=False)
             self._last_seed = kept, factor, kept._version
-        return kept
+        return (kept,)
 
     def counts(self, micro: int, _received: Tensors) -> Tensors:
         """The loss count that the loss has returned."""

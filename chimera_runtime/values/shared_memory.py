@@ -37,9 +37,7 @@ def is_shared(tensor: torch.Tensor, tensors: int = 1) -> bool:
 
 def unshared(tensor: torch.Tensor) -> torch.Tensor:
     """Returns the tensor, which is to be `plain`, if nothing else holds its memory, else a copy."""
-    if _COUNT is None or _COUNT(tensor.untyped_storage()._cdata) > _ALONE:  # as `is_shared`
-        return tensor.clone(memory_format=torch.contiguous_format)
-    return tensor
+    return tensor.clone(memory_format=torch.contiguous_format) if is_shared(tensor) else tensor
 
 
 def versions(tensors: Sequence[torch.Tensor]) -> list[int]:
