@@ -190,9 +190,11 @@ class _PartlyIncoming(Incoming):
 
     def __init__(self, peer: Peer, route: Route, job: Job, slots: Slots, *, current: _CurrentRound) -> None:
         super().__init__(peer, route, job, slots)
+        self._slots = slots
+        self._vacant: Any = self._filled
         self._current = current
 
-    def _buffers(self, micros: Micros, into: int) -> Tensors:
+    def _filled(self, into: int, micros: Micros) -> Tensors:
         room = self._slots.rooms[into]
         first = micros[0] if isinstance(micros, tuple) else micros
         buffers = self._current.boundaries[self._route.source].views(self._slots.vacant(into), room, first)

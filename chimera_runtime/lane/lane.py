@@ -9,7 +9,7 @@ from chimera_runtime.program.job import Job
 from chimera_runtime.program.numbering import Micros
 from chimera_runtime.program.rank_facts import VALUES, Group, Route
 from chimera_runtime.ranks.messages import tag_of
-from chimera_runtime.values.nested import Tensors, part
+from chimera_runtime.values.nested import Tensors
 from chimera_runtime.values.shared_memory import Slots, versions
 
 # The links of a worker: each sends, or receives, the messages with one value from one stage to another.
@@ -52,12 +52,12 @@ class Incoming(_MessageLink):
 
     def __init__(self, peer: Any, route: Route, job: Job, slots: Slots) -> None:
         super().__init__(peer, route, job)
-        self._slots = slots
+        self._vacant = slots.vacant
 
     def irecv(self, micros: Micros, into: int) -> None:
         """Posts the receive of a message into a slot."""
         tag = (micros[0] if isinstance(micros, tuple) else micros) * self._step + self._base
-        self._under_way[micros] = self._peer.irecv(self._buffers(micros, into), tag)
+        self._under_way[micros] = self._peer.irecv(self._vacant(into, micros), tag)
 
     def wait(self, micros: Micros) -> None:
         """Returns when a message has arrived; errors as in `MessageTransfer.wait`."""
@@ -67,11 +67,6 @@ class Incoming(_MessageLink):
         """Returns the tensors of a message that has arrived, which lie in the slot."""
         tensors: Tensors = self._under_way.pop(micros).tensors
         return tensors
-
-    def _buffers(self, micros: Micros, into: int) -> Tensors:
-        count, first = (len(micros), micros[0]) if isinstance(micros, tuple) else (1, micros)
-        buffers, room = self._slots.vacant(into, first), self._slots.rooms[into]
-        return part(buffers, 0, count, room) if count < room else buffers
 
 
 Load = Callable[[int, int], Any]

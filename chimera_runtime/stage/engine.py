@@ -21,6 +21,10 @@ _CONTEXT = "context"
 """Name under which the thread's context is kept during a run: for threads of devices, which read settings in it."""
 
 
+_OTHERS = (None,) * (len(GradientEdge._fields) - 2)
+_made = tuple.__new__  # makes a named tuple as its own constructor does, without a call of Python
+
+
 def edge_of(result: torch.Tensor | GradientEdge) -> GradientEdge:
     """Returns the edge at which the backward of a result begins; it keeps the graph, and not the memory of the result.
 
@@ -32,7 +36,7 @@ def edge_of(result: torch.Tensor | GradientEdge) -> GradientEdge:
     if isinstance(node, BackwardCFunction):
         result = result.view_as(result)
         node = result.grad_fn
-    return get_gradient_edge(result) if node is None else GradientEdge(node, result.output_nr)
+    return get_gradient_edge(result) if node is None else _made(GradientEdge, (node, result.output_nr, *_OTHERS))
 
 
 def _run_by_torch(

@@ -42,7 +42,7 @@ from chimera_runtime.values.boundary import NO_CARRY, Boundary, Traits
 from chimera_runtime.values.last_stage import alone
 from chimera_runtime.values.losses import Tally
 from chimera_runtime.values.nested import Tensors, fresh, join, joined, leaves, part, payload
-from chimera_runtime.values.shared_memory import Slots, lend, versions
+from chimera_runtime.values.shared_memory import VERSION, Slots, lend
 
 
 def _handed_on(value: str) -> Callable[["Stage", Micros], Tensors]:
@@ -52,7 +52,7 @@ def _handed_on(value: str) -> Callable[["Stage", Micros], Tensors]:
 
     def taken(self: "Stage", micros: Micros) -> Tensors:
         tensors, before = self._made.pop((value, micros))
-        if versions(tensors) != before:
+        if [*map(VERSION, tensors)] != before:
             raise memory_was_written(self.number, "another stage", micros)
         return tensors
 
@@ -187,7 +187,7 @@ class Stage(WeightGroup):
     def _hand_on(self, value: str, micros: Micros, tensors: Tensors) -> None:
         """Keeps a value, such as ``y``, until `_handed_on` takes it, if there is a neighbour to send it to."""
         if self._has_neighbour[value]:
-            self._made[value, micros] = tensors, versions(tensors)
+            self._made[value, micros] = tensors, [*map(VERSION, tensors)]
 
     outputs, input_gradients = _handed_on("y"), _handed_on("dx")
 

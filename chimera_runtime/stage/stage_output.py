@@ -30,7 +30,6 @@ from chimera_runtime.values.nested import (
     leaves,
     mapped,
     parts,
-    plain,
     taken_apart,
 )
 from chimera_runtime.values.shared_memory import note_received, unshared
@@ -229,11 +228,12 @@ class StageInput:
             if self.notes:
                 note_received(inputs)
             return (), inputs
-        leaves = tuple(map(torch.Tensor.detach, inputs))
-        for leaf, is_recorded in zip(leaves, self.before.recorded, strict=True):
-            if is_recorded:
-                leaf.requires_grad = True
-        return leaves, leaves[0] if self.before.form is ONE_TENSOR else self.before.form.filled(leaves)
+        if self.before.form is ONE_TENSOR:
+            leaf = inputs[0].detach()
+            leaf.requires_grad = self.before.recorded[0]
+            return (leaf,), leaf
+        leaves = tuple(t.detach().requires_grad_(r) for t, r in zip(inputs, self.before.recorded, strict=True))
+        return leaves, self.before.form.filled(leaves)
 
     def take_gradients(self, leaves: Tensors, counts: Tensors) -> Tensors:
         """Returns the message to the stage before, the gradients of the leaves and the loss count, and clears ``grad``.
@@ -242,14 +242,14 @@ class StageInput:
         if self.before is None:
             return ()
         gradients: list[torch.Tensor] = []
-        for leaf, recorded, expected in zip(leaves, self.before.recorded, self.before.differentiable, strict=True):
-            # If not recorded, the stage called requires_grad_(); no parameter before it needs the gradient.
+        for place, leaf in enumerate(leaves):
             gradient, leaf.grad = leaf.grad, None
-            if expected:  # in memory that neither a later message nor a later backward writes
-                gradients.append(torch.zeros_like(leaf) if gradient is None else unshared(plain(gradient)))
-            elif recorded and gradient is not None:
+            if self.before.differentiable[place]:  # in memory that neither a later message nor a later backward writes
+                gradients.append(torch.zeros_like(leaf) if gradient is None else unshared(gradient))
+            elif gradient is not None and self.before.recorded[place]:
+                # If it is not recorded, the stage called requires_grad_(); no parameter before it needs the gradient.
                 raise tensor_was_unused_at_first(stage=self.number)
-        return (*gradients, *map(torch.clone, counts))
+        return (*gradients, *map(torch.clone, counts)) if counts else tuple(gradients)
 
 
 Finished = tuple[Tensors, Roots]
@@ -302,7 +302,7 @@ class SendOutput:
         return Tally()
 
 
-_LIKE = attrgetter("shape", "dtype", "device")
+_LIKE = attrgetter("shape", "dtype", "device", "__class__")
 
 
 @dataclass
@@ -322,7 +322,7 @@ class LossOutput:
     _with_graph: set[int] = field(default_factory=set)  # updates of which a loss has a graph
     _losses: defaultdict[int, dict[int, Numbers]] = field(default_factory=lambda: defaultdict(dict))
     _counts: dict[int, torch.Tensor] = field(default_factory=dict)
-    _last_seed: tuple[torch.Tensor | None, float, int] = (None, 0.0, 0)
+    _last_seed: tuple[torch.Tensor | None, Any, float, int] = (None, None, 0.0, 0)
 
     def finish(self, micros: Sequence[int], returned: Any, targets: Sequence[Any]) -> Finished:
         """Computes the losses, which are the roots, and begins to read them. Raises `BadModel` if the output for
@@ -361,17 +361,11 @@ class LossOutput:
             return ()
         # The tensor is made again where it would differ from the last one, or that was written.
         (loss,) = roots
-        factor, (kept, made_with, version) = self.share * self.scale, self._last_seed
-        if (
-            kept is None
-            or factor != made_with
-            or version != kept._version
-            or not type(loss) is type(kept) is torch.Tensor
-            or _LIKE(loss) != _LIKE(kept)
-        ):
-            kept = torch.full_like(loss, factor, requires_grad=False)
-            self._last_seed = kept, factor, kept._version
-        return (kept,)
+        factor, (seed, like, made_with, version) = self.share * self.scale, self._last_seed
+        if seed is None or factor != made_with or version != seed._version or _LIKE(loss) != like:
+            seed = torch.full_like(loss, factor, requires_grad=False)
+            self._last_seed = seed, _LIKE(loss), factor, seed._version
+        return (seed,)
 
     def counts(self, micro: int, _received: Tensors) -> Tensors:
         """The loss count that the loss has returned."""

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from chimera_runtime.errors import stage as mistakes
-from chimera_runtime.values.nested import Tensors, taken_apart
+from chimera_runtime.values.nested import Tensors, part, plain, taken_apart
 
 Views = Callable[[Tensors, int, int], Tensors]
 """Function (buffers of a slot, micro-batches of a message, the first of these) that returns the message's part of them.
@@ -18,7 +18,9 @@ _COUNT: Any = getattr(torch._C, "_storage_Use_Count", None)
 """Private function of torch that counts the holders of a storage. Without it all memory counts as shared."""
 
 _STORAGE: Any = torch.UntypedStorage
-_VERSION = attrgetter("_version")
+VERSION = attrgetter("_version")
+"""Version number of a tensor that is none of inference mode, which grows with every write."""
+
 _NOTE = "_handed_on"
 """Attribute of a storage, set by `lend`: the stage that handed it on last, the micro-batch, and the address."""
 
@@ -32,18 +34,25 @@ _ALONE = 0 if _COUNT is None else _holders(torch.empty(1))
 
 def is_shared(tensor: torch.Tensor, tensors: int = 1) -> bool:
     """Whether more than ``tensors`` tensors, itself included, or a graph hold a tensor's memory, as far as known."""
-    return _COUNT is None or _COUNT(tensor.untyped_storage()._cdata) >= _ALONE + tensors  # as `_holders`
+    return _COUNT is None or _holders(tensor) >= _ALONE + tensors
+
+
+# What runs for every micro-batch counts holders itself, as `is_shared` does: a call takes longer than the count.
 
 
 def unshared(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns the tensor, which is to be `plain`, if nothing else holds its memory, else a copy."""
-    return tensor.clone(memory_format=torch.contiguous_format) if is_shared(tensor) else tensor
+    """Returns the tensor if it is `plain` and nothing else holds its memory, else a plain copy."""
+    if _COUNT is None or _COUNT(tensor.untyped_storage()._cdata) > _ALONE:
+        tensor = tensor.clone(memory_format=torch.contiguous_format)
+    elif tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():
+        return tensor
+    return plain(tensor)
 
 
 def versions(tensors: Sequence[torch.Tensor]) -> list[int]:
-    """Version number of each tensor, which grows with every write; 0 for tensors of inference mode, which have none."""
+    """`VERSION` of each tensor; 0 for tensors of inference mode, which have none."""
     try:
-        return [*map(_VERSION, tensors)]
+        return [*map(VERSION, tensors)]
     except RuntimeError:
         return [0 if tensor.is_inference() else tensor._version for tensor in tensors]
 
@@ -119,12 +128,18 @@ class Slots:
         """Makes later messages use only the part of each slot that ``views`` returns."""
         self._views = views
 
-    def vacant(self, number: int, first: int = 0) -> Tensors:
-        """Returns the buffers of a slot for its next message, from micro-batch ``first`` on, in memory that is free."""
-        memory = self._memory[number]
-        if any(map(is_shared, memory)):
-            memory = self._memory[number] = tuple([torch.empty_like(tensor) for tensor in memory])
-        return memory if self._views is None else self._part(number, first)
+    def vacant(self, number: int, micros: int | tuple[int, ...] | None = None) -> Tensors:
+        """Returns the buffers of a slot for its next message, in memory that is free: what a message of ``micros``
+        fills, or all.
+        """
+        memory, room = self._memory[number], self.rooms[number]
+        for tensor in memory:
+            if _COUNT is None or _COUNT(tensor.untyped_storage()._cdata) > _ALONE:
+                memory = self._memory[number] = tuple(map(torch.empty_like, memory))
+                break
+        count, first = (len(micros), micros[0]) if isinstance(micros, tuple) else (1, micros)
+        buffers = memory if self._views is None else self._part(number, first or 0)
+        return buffers if first is None or count == room else part(buffers, 0, count, room)
 
     def __getitem__(self, number: int) -> Tensors:
         """The buffers of a slot, for a message that begins with micro-batch 0."""
