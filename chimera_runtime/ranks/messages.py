@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
@@ -111,8 +111,7 @@ Settle = Callable[[Pending, Lost], object]
 """Function that waits for an operation; if the operation fails or is late, it raises a RuntimeError or PeerLost."""
 
 
-@dataclass(slots=True)
-class MessageTransfer:
+class MessageTransfer(NamedTuple):
     """A message under way; after ``wait`` its ``tensors`` may be read if it is received, and freed if it is sent.
 
     ``works`` are the posted operations, one for each tensor; ``verb`` is ``send`` or ``recv``.
@@ -135,9 +134,6 @@ class MessageTransfer:
                     work.wait(limit)
         except RuntimeError as error:
             raise self._lost(error) from None
-        self.works = ()
-        if self.verb == "send":
-            self.tensors = ()
 
     def _lost(self, error: Exception) -> PeerLost:
         return self.peer.lost(self.verb, self.tag, error)
@@ -191,7 +187,8 @@ class Peer:
                     works.append(post(real, rank, tag % _TAGS))
         except RuntimeError as error:
             raise self.lost(verb, tag, error) from None
-        return MessageTransfer(tensors, works, self, verb, tag)
+        values = tensors, works, self, verb, tag
+        return tuple.__new__(MessageTransfer, values)  # as its own constructor, without a call of Python
 
     def lost(self, verb: str, tag: int, error: Exception) -> PeerLost:
         """Returns the error for the user when a message to or from this peer has failed."""

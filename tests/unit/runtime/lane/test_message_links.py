@@ -1,5 +1,6 @@
 """Links: which message goes where, into which slot, under which tag, and that it is taken once."""
 
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -127,9 +128,13 @@ def test_what_was_not_posted_can_neither_be_waited_for_nor_taken() -> None:
 
 def test_a_message_that_is_written_before_it_has_left_is_an_error_of_the_model() -> None:
     message = torch.ones(2)
-    link = outgoing(Peer(), 2, 3)
+    peer = Peer()
+    link = outgoing(peer, 2, 3)
+    held = sys.getrefcount(message)
     link.isend(5, (message,))
     link.wait(5)
+    peer.sent.clear()
+    assert sys.getrefcount(message) == held, "what has left is let go"
     link.isend(6, (message,))
     message.add_(1)
     with pytest.raises(BadModel, match=r"stage 2 handed on memory for micro-batch 6 .* before stage 3 had it"):
