@@ -10,7 +10,7 @@ from chimera_runtime.program.numbering import Micros
 from chimera_runtime.program.rank_facts import VALUES, Group, Route
 from chimera_runtime.ranks.messages import tag_of
 from chimera_runtime.values.nested import Tensors
-from chimera_runtime.values.shared_memory import Slots, versions
+from chimera_runtime.values.shared_memory import VERSION, Slots
 
 # The links of a worker: each sends, or receives, the messages with one value from one stage to another.
 
@@ -34,14 +34,18 @@ class Outgoing(_MessageLink):
     def isend(self, micros: Micros, tensors: Tensors) -> None:
         """Posts the sending of a message; keeps ``tensors`` until `wait`."""
         tag = (micros[0] if isinstance(micros, tuple) else micros) * self._step + self._base
-        self._under_way[micros] = self._peer.isend(tensors, tag), versions(tensors)
+        try:
+            before = [*map(VERSION, tensors)]
+        except RuntimeError:  # in an evaluation, whose tensors have no versions
+            before = []
+        self._under_way[micros] = self._peer.isend(tensors, tag), before
 
     def wait(self, micros: Micros) -> None:
         """Returns when the peer has taken a message; errors as in `MessageTransfer.wait`. Raises `BadModel` if the
         tensors were written in the meantime.
         """
         transfer, before = self._under_way.pop(micros)
-        if versions(transfer.tensors) != before:
+        if before and [*map(VERSION, transfer.tensors)] != before:
             verb = "handed on" if VALUES[self._value].onward else "handed back"
             raise memory_was_written(self._route.source, f"stage {self._route.target}", micros, verb)
         transfer.wait()
