@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
+from functools import cache
 from hashlib import blake2b, sha256
 from itertools import accumulate, pairwise
 from types import EllipsisType
@@ -216,6 +217,8 @@ class Form:
         """Returns a value of this structure, with the given tensors in place of ``...``."""
         if self is ONE_TENSOR:
             return tensors[0]
+        if self is _tuple_form(len(self.entries)):
+            return tuple(tensors)
         remaining = iter(tensors)
         return pytree.tree_unflatten([next(remaining) if e is ... else e for e in self.entries], self.tree)
 
@@ -239,8 +242,23 @@ ONE_TENSOR = Form(pytree.tree_structure(0), (...,))
 """Structure of a value that is a single tensor."""
 
 
+# Most values are a tensor, a tuple of tensors or a dict of tensors by name: these need no pytree.
+
+
+@cache
+def _tuple_form(tensors: int) -> Form:
+    """The structure of a tuple of ``tensors``, always the same object."""
+    return Form(pytree.tree_structure((0,) * tensors), (...,) * tensors)
+
+
+def _has_only(kind: type, values: Iterable[Any]) -> bool:
+    return {*map(type, values)} == {kind}
+
+
 def form_of(value: Any) -> Form:
     """Returns the structure of a value, in which each tensor has been replaced by ``...``."""
+    if type(value) is tuple and _has_only(EllipsisType, value):
+        return _tuple_form(len(value))
     entries, tree = pytree.tree_flatten(value)
     return ONE_TENSOR if value is ... else Form(tree, tuple(entries))
 
@@ -249,6 +267,8 @@ def taken_apart(value: Any) -> tuple[tuple[torch.Tensor, ...], Form]:
     """Splits a value into its tensors and its structure; anything but a tensor counts as a constant."""
     if type(value) is torch.Tensor:
         return (value,), ONE_TENSOR
+    if type(value) is tuple and _has_only(torch.Tensor, value):
+        return value, _tuple_form(len(value))
     if isinstance(value, torch.Tensor):
         return (settled(value),), ONE_TENSOR
     entries, tree = pytree.tree_flatten(value)
@@ -315,6 +335,10 @@ def mapped(value: Any, make: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     """Applies a function to the tensors of a value, and returns the results in the same structure."""
     if isinstance(value, torch.Tensor):
         return make(value)
+    if type(value) is tuple and _has_only(torch.Tensor, value):
+        return tuple(map(make, value))
+    if type(value) is dict and _has_only(torch.Tensor, value.values()):
+        return dict(zip(value, map(make, value.values()), strict=True))
     return pytree.tree_map_only(torch.Tensor, make, value)
 
 

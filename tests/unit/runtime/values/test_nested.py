@@ -219,6 +219,18 @@ def test_a_tensor_alone_is_taken_apart_without_looking_inside() -> None:
     assert form.filled(tensors) is tensor
 
 
+@pytest.mark.parametrize("tensors", [0, 1, 3])
+def test_a_tuple_of_tensors_needs_no_pytree_and_is_taken_apart_as_by_one(tensors: int) -> None:
+    value = tuple(torch.full((2,), float(place)) for place in range(tensors))
+    taken, form = taken_apart(value)
+    assert taken == value
+    assert form.filled(value) == value
+    tree: Any = pytree.tree_structure(value)
+    assert form.tree == tree
+    if tensors:
+        assert form is taken_apart(value)[1] is pickle.loads(pickle.dumps(form)) is form_of((...,) * tensors)
+
+
 @pytest.mark.parametrize("other", [{"x": 1, "n": 4}, {"x": ..., "n": 5}, {"y": ..., "n": 4}, [...], ..., (...,)])
 def test_forms_differ_by_structure_and_by_constants(other: Any) -> None:
     form = form_of({"x": ..., "n": 4})
