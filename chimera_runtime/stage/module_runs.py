@@ -20,7 +20,7 @@ from chimera_runtime.values.boundary import (
     Keywords,
     Traits,
     require_unwritten,
-    versions_by_name,
+    versions_in,
 )
 from chimera_runtime.values.nested import Tensors, fresh, mapped, seed_all, seed_torch
 
@@ -137,7 +137,7 @@ class ModuleRuns:
         input_leaves, argument = self._input.argument(inputs)
         traits, takes = self._traits, self._traits.takes
         carry_leaves = carry.leaves() if carry.tensors else ()
-        before = versions_by_name(keywords, traits.shared) if traits.shared else None
+        before = versions_in(keywords, traits.shared) if traits.shared else []
         auxiliary = self._collected
         if auxiliary or auxiliary.reports:
             auxiliary = self._collected = Auxiliary()
@@ -146,15 +146,16 @@ class ModuleRuns:
             try:
                 if keywords or takes.carry or takes.start:
                     named: Keywords = fresh(keywords) if keywords else {}
-                    named.update(carry.arguments(takes, carry_leaves))
+                    if takes.carry or takes.start:
+                        named.update(carry.arguments(takes, carry_leaves))
                     returned = self.forward(argument, **named)
                 else:
                     returned = self.forward(argument)
             except BaseException as error:
                 self._in_forward.blame(error)
                 raise
-            if before is not None:
-                require_unwritten(self._number, keywords, before)
+            if before:
+                require_unwritten(self._number, keywords, traits.shared, before)
             if takes.carry:
                 returned, new_carry = takes.split_result(f"stage {self._number}", returned)
                 new_carry = new_carry if leaves_carry else None

@@ -265,6 +265,8 @@ class Stage(WeightGroup):
     def _arguments_of(self, micro: int, inputs: Any) -> ForwardArguments:
         """Returns what the forward of a micro-batch depends on. Call it once, because it takes the carry."""
         seed, keywords = self._numbering.forward_seed(micro, self.number), self.runs.keywords_of(micro)
+        if not self.carries.are_used:
+            return ForwardArguments(seed, inputs, keywords, NO_CARRY, leaves_carry=False)
         return ForwardArguments(seed, inputs, keywords, self.carries.take(micro), self.carries.has_reader(micro))
 
     def _saved_graph(self, result: ForwardResult) -> SavedGraph:

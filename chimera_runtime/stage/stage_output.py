@@ -232,7 +232,9 @@ class StageInput:
             leaf = inputs[0].detach()
             leaf.requires_grad = self.before.recorded[0]
             return (leaf,), leaf
-        leaves = tuple(t.detach().requires_grad_(r) for t, r in zip(inputs, self.before.recorded, strict=True))
+        leaves = tuple(map(torch.Tensor.detach, inputs))
+        for leaf, is_recorded in zip(leaves, self.before.recorded, strict=True):
+            leaf.requires_grad = is_recorded
         return leaves, self.before.form.filled(leaves)
 
     def take_gradients(self, leaves: Tensors, counts: Tensors) -> Tensors:

@@ -15,7 +15,7 @@ import torch
 from chimera_runtime.errors import stage as mistakes
 from chimera_runtime.values.last_stage import alone
 from chimera_runtime.values.nested import Constant, Form, Tensors, first_part, form_of, leaves, taken_apart
-from chimera_runtime.values.shared_memory import versions
+from chimera_runtime.values.shared_memory import versions_of_value
 
 # Carries: what a stage leaves for the next slice of a micro-batch, such as keys and values of attention.
 #
@@ -205,18 +205,18 @@ class KeywordNames:
         return {Whole(name) if name in self.whole else name: value for name, value in keywords.items()}
 
 
-def versions_by_name(keywords: Keywords, names: Iterable[str]) -> dict[str, list[int]]:
-    """The version counters of the tensors in the keyword arguments with some ``names``."""
-    return {name: versions(taken_apart(keywords[name])[0]) for name in names}
+def versions_in(keywords: Keywords, names: Iterable[str]) -> list[list[int]]:
+    """The version counters of the tensors in each of the keyword arguments with some ``names``."""
+    return [*map(versions_of_value, map(keywords.__getitem__, names))]
 
 
-def require_unwritten(stage: int, keywords: Keywords, before: Mapping[str, list[int]]) -> None:
-    """Raises `BadModel` if a forward has written a keyword argument, which had the versions ``before``, that other
-    stages take as well: the change would reach those on this rank, but not on others.
+def require_unwritten(stage: int, keywords: Keywords, names: Sequence[str], before: list[list[int]]) -> None:
+    """Raises `BadModel` if a forward has written one of the keyword arguments ``names``, which had the versions
+    ``before``. Other stages take these as well: the change would reach those on this rank, but not on others.
     """
-    now = versions_by_name(keywords, before)
-    if name := next((name for name in before if now[name] != before[name]), None):
-        raise mistakes.keyword_was_written(stage=stage, name=name)
+    for name, earlier, now in zip(names, before, versions_in(keywords, names), strict=True):
+        if now != earlier:
+            raise mistakes.keyword_was_written(stage=stage, name=name)
 
 
 def require_unused(loss: Callable[..., Any], names: Collection[str]) -> None:

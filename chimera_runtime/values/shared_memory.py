@@ -57,6 +57,11 @@ def versions(tensors: Sequence[torch.Tensor]) -> list[int]:
         return [0 if tensor.is_inference() else tensor._version for tensor in tensors]
 
 
+def versions_of_value(value: Any) -> list[int]:
+    """`versions` of the tensors in a value."""
+    return [value._version] if type(value) is torch.Tensor else versions(taken_apart(value)[0])
+
+
 def lend(stage: int, micro: int, outputs: Tensors, waiting: Container[int], inputs_of: Callable[[], Any]) -> None:
     """Notes which memory a stage hands on for a micro-batch, and refuses memory that an earlier one still needs.
 
