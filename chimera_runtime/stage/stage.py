@@ -30,13 +30,7 @@ from chimera_runtime.stage.recomputation import (
 )
 from chimera_runtime.stage.saved_tensors import TensorMoves
 from chimera_runtime.stage.splitting import HalfBackward, run_first_half
-from chimera_runtime.stage.stage_output import (
-    SendOutput,
-    SideNumbers,
-    StageInput,
-    StageOutput,
-    roots_of,
-)
+from chimera_runtime.stage.stage_output import SendOutput, SideNumbers, StageInput, StageOutput, roots_of
 from chimera_runtime.stage.weight_versions import WeightGroup, Weights
 from chimera_runtime.values.boundary import NO_CARRY, Boundary, Traits
 from chimera_runtime.values.last_stage import alone

@@ -22,16 +22,7 @@ from chimera_runtime.stage.engine import Roots, edge_of
 from chimera_runtime.values.boundary import KIND, Boundary
 from chimera_runtime.values.losses import Loss, Tally, as_pair
 from chimera_runtime.values.mesh_tensors import is_spread
-from chimera_runtime.values.nested import (
-    ONE_TENSOR,
-    Tensors,
-    fresh,
-    is_rows,
-    leaves,
-    mapped,
-    parts,
-    taken_apart,
-)
+from chimera_runtime.values.nested import ONE_TENSOR, Tensors, fresh, is_rows, leaves, mapped, parts, taken_apart
 from chimera_runtime.values.shared_memory import note_received, unshared
 
 # Auxiliary losses, which are terms of the loss, and reports, for people: numbers of a forward beside its output.

@@ -26,15 +26,7 @@ from chimera_runtime.lane.lane import Lane, LaneComponents
 from chimera_runtime.lane.stream_lane import Driver
 from chimera_runtime.optimizer.optimizer_facts import next_moment
 from chimera_runtime.program.job import Job
-from chimera_runtime.ranks.agreement import (
-    SCALE,
-    ControlGroup,
-    Fact,
-    FactComparison,
-    Facts,
-    Key,
-    averaged_in_mesh,
-)
+from chimera_runtime.ranks.agreement import SCALE, ControlGroup, Fact, FactComparison, Facts, Key, averaged_in_mesh
 from chimera_runtime.ranks.messages import Reader
 from chimera_runtime.ranks.monitor import end_process
 from chimera_runtime.stage.gradient_sums import main_gradient, set_gradient
