@@ -30,7 +30,7 @@ from chimera_runtime.errors import BadCheckpoint, Misuse, PeerLost, RanksDiffer
 from chimera_runtime.errors import start as mistakes
 from chimera_runtime.program.job import Job, Place
 from chimera_runtime.program.rank_facts import Group, group_name
-from chimera_runtime.ranks.messages import Names, Pending, Settle, unrecorded, waiter
+from chimera_runtime.ranks.messages import BlockingWait, Names, Pending, Settle, unrecorded
 from chimera_runtime.ranks.monitor import Monitor
 from chimera_runtime.ranks.refusals import Refusals
 from chimera_runtime.ranks.rendezvous import wait_for_key
@@ -113,7 +113,7 @@ class ControlGroup:
     @cached_property
     def wait(self) -> Settle:
         """Function that waits for a posted message or sum; the error of a late one is its own or the monitor's."""
-        return waiter(self.timeout) if self.monitor is None else self.monitor.settle
+        return BlockingWait(self.timeout) if self.monitor is None else self.monitor.settle
 
     def settle(self, work: Pending | None, operation: str, peers: Sequence[int] = ()) -> None:
         """Waits for an operation outside of the schedule; errors as in `waiting`."""

@@ -195,20 +195,15 @@ class Peer:
         return self._names.lost(self._names.operation(verb, tag), [self._rank], error)
 
 
-@dataclass(frozen=True)
 class BlockingWait:
-    """Waits for an operation of gloo (a `Settle`): blocks the host, until ``limit`` at most."""
+    """Waits for an operation of gloo (a `Settle`): blocks the host, for ``timeout`` seconds at most."""
 
-    limit: timedelta
+    def __init__(self, timeout: float) -> None:
+        self.limit = timedelta(seconds=timeout)
 
     def __call__(self, work: Pending, _lost: Lost) -> object:
-        """Returns when the operation is over. Raises `RuntimeError` if it fails, or after the limit."""
+        """Returns when the operation is over. Raises `RuntimeError` if it fails, or after the time-out."""
         return work.wait(self.limit)
-
-
-def waiter(timeout: float) -> Settle:
-    """Returns a function that waits for an operation of gloo, for ``timeout`` seconds at most."""
-    return BlockingWait(timedelta(seconds=timeout))
 
 
 # Staging: messages and sums of a GPU by gloo, which is on the host, through pinned memory and two more CUDA streams.

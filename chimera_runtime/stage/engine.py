@@ -39,23 +39,23 @@ def edge_of(result: torch.Tensor | GradientEdge) -> GradientEdge:
     return get_gradient_edge(result) if node is None else _made(GradientEdge, (node, result.output_nr, *_OTHERS))
 
 
-def _run_by_torch(
+def run(
     roots: Roots, gradients: Tensors, inputs: Roots = (), *, keep_graph: bool = False, accumulate: bool = True
 ) -> None:
-    starts: list[Any] = [*roots]
-    ends: list[Any] = [*inputs]
-    if not starts:
-        return
-    if accumulate:
-        torch.autograd.backward(starts, [*gradients], inputs=ends or None, retain_graph=keep_graph)
-    else:
-        torch.autograd.grad(starts, ends, [*gradients], retain_graph=keep_graph, allow_unused=True)
+    """Runs a backward from roots, with a gradient for each; without roots it does nothing.
 
-
-def _run_at_once(
-    roots: Roots, gradients: Tensors, inputs: Roots = (), *, keep_graph: bool = False, accumulate: bool = True
-) -> None:
+    Without ``inputs`` all leaves get gradients. Otherwise the engine computes those of ``inputs`` alone, which get
+    them if it is to ``accumulate``. Errors are those of `torch.autograd.backward`.
+    """
     if not roots:
+        return
+    if _ENGINE is None:
+        starts: Any = [*roots]
+        ends: Any = [*inputs]
+        if accumulate:
+            torch.autograd.backward(starts, [*gradients], inputs=ends or None, retain_graph=keep_graph)
+        else:
+            torch.autograd.grad(starts, ends, [*gradients], retain_graph=keep_graph, allow_unused=True)
         return
     _KEEP(_CONTEXT, copy_context())
     try:
@@ -68,20 +68,8 @@ _ENGINE: Any = getattr(getattr(torch.autograd.Variable, "_execution_engine", Non
 _KEEP: Any = getattr(torch._C, "_stash_obj_in_tls", None)
 _FORGET: Any = getattr(torch._C, "_remove_obj_from_tls", lambda name: _KEEP(name, None))
 
-
-def _is_there() -> bool:
-    """Whether torch has the private calls, with these arguments."""
-    leaf = torch.zeros((), requires_grad=True)
-    try:
-        _run_at_once([leaf * 2], [torch.ones(())])
-        return leaf.grad is not None and leaf.grad.item() == 2
-    except (AttributeError, TypeError, RuntimeError):
-        return False
-
-
-run = _run_at_once if _is_there() else _run_by_torch
-"""Runs a backward from roots, with a gradient for each; without roots it does nothing.
-
-Without ``inputs`` all leaves get the gradients; otherwise the engine computes those of ``inputs`` alone, which they get
-if it is to ``accumulate``. Arguments are otherwise those of `torch.autograd.backward`, as are errors.
-"""
+try:
+    _leaf = torch.zeros((), requires_grad=True)
+    run((_leaf * 2,), (torch.ones(()),))
+except (TypeError, RuntimeError):  # this torch has no such private calls, or takes other arguments
+    _ENGINE = None

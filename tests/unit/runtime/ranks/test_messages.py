@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from chimera_runtime.errors import PeerLost
 from chimera_runtime.ranks.devices import CpuAccelerator
 from chimera_runtime.ranks.messages import (
+    BlockingWait,
     LinkToHost,
     Names,
     Numbers,
@@ -25,7 +26,6 @@ from chimera_runtime.ranks.messages import (
     from_host,
     tag_of,
     unrecorded,
-    waiter,
 )
 from chimera_runtime.ranks.world import World
 from chimera_runtime.values.nested import Tensors
@@ -44,14 +44,14 @@ def names(timeout: float = 20.0) -> Names:
 def pair(alone: World) -> Iterator[tuple[Peer, Peer]]:
     """Two ranks: the first one's way to the second, and back."""
     with groups(2) as members:
-        yield tuple(Peer(1 - r, 1 - r, members[r], members[r], names(), waiter(20.0)) for r in range(2))  # type: ignore[misc]
+        yield tuple(Peer(1 - r, 1 - r, members[r], members[r], names(), BlockingWait(20.0)) for r in range(2))  # type: ignore[misc]
 
 
 @pytest.fixture
 def impatient(alone: World) -> Iterator[Peer]:
     """A way to a rank that says nothing; each wait is over soon."""
     with groups(2) as members:
-        yield Peer(1, 1, members[0], members[0], names(0.05), waiter(0.05))
+        yield Peer(1, 1, members[0], members[0], names(0.05), BlockingWait(0.05))
 
 
 # Tags.
@@ -214,7 +214,7 @@ class Rank:
         self.group = members[rank]
         names = Names(rank, rank, 2, 20.0)
         self.peer = Peer(
-            1 - rank, 1 - rank, self.group, self.group, names, waiter(20.0), partial(StagedGroup, self.staging)
+            1 - rank, 1 - rank, self.group, self.group, names, BlockingWait(20.0), partial(StagedGroup, self.staging)
         )
         self.slots = [torch.zeros(WIDTH) for _ in range(SLOTS)]
         self.total = torch.zeros(WIDTH)
@@ -400,7 +400,7 @@ def test_a_gpu_that_is_stuck_is_not_the_fault_of_a_peer(members: Sequence[Any]) 
     gpu = Stuck()
     names, staging = Names(0, 0, 2, 0.1), Staging(gpu)
     impatient, patient = (
-        Peer(1, 1, *members[:1] * 2, names, waiter(s), partial(StagedGroup, staging)) for s in (0.1, 20.0)
+        Peer(1, 1, *members[:1] * 2, names, BlockingWait(s), partial(StagedGroup, staging)) for s in (0.1, 20.0)
     )
     begin = "rank 0 (worker 0): wait send m0 s0->s1: rank 1: "
     message = (torch.zeros(1),)
@@ -415,7 +415,7 @@ def test_a_gpu_that_is_stuck_is_not_the_fault_of_a_peer(members: Sequence[Any]) 
 
 def test_a_peer_that_does_not_answer_is_named_as_without_a_gpu(members: Sequence[Any]) -> None:
     peer = Peer(
-        1, 1, members[0], members[0], Names(0, 0, 2, 0.1), waiter(0.1), partial(StagedGroup, Staging(ModelGpu()))
+        1, 1, members[0], members[0], Names(0, 0, 2, 0.1), BlockingWait(0.1), partial(StagedGroup, Staging(ModelGpu()))
     )
     begin = "rank 0 (worker 0): wait recv m0 s1->s0: rank 1: no answer within 0.1 s (timeout)"
     assert lost(peer.irecv((torch.zeros(1),), 3)).startswith(begin)

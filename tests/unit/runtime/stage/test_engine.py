@@ -25,14 +25,14 @@ class Doubled(torch.autograd.Function):
         return 2 * gradient
 
 
-WAYS = [pytest.param(engine._run_at_once, id="at once"), pytest.param(engine._run_by_torch, id="by torch")]
+@pytest.fixture(params=["at once", "by torch"])
+def run(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    assert engine._ENGINE is not None, "this torch has the private call"
+    if request.param == "by torch":
+        monkeypatch.setattr(engine, "_ENGINE", None)
+    return engine.run
 
 
-def test_this_torch_has_the_private_call() -> None:
-    assert engine.run is engine._run_at_once
-
-
-@pytest.mark.parametrize("run", WAYS)
 def test_a_backward_from_edges_and_tensors_is_that_of_torch(run: Callable[..., None]) -> None:
     torch.manual_seed(0)
     layer, x = nn.Linear(3, 2), torch.randn(4, 3, requires_grad=True)
@@ -45,7 +45,6 @@ def test_a_backward_from_edges_and_tensors_is_that_of_torch(run: Callable[..., N
     assert all(map(torch.equal, [t.grad for t in (x, *layer.parameters())], wanted))
 
 
-@pytest.mark.parametrize("run", WAYS)
 def test_a_run_for_some_inputs_leaves_the_others_alone_and_may_keep_the_graph(run: Callable[..., None]) -> None:
     layer, x = nn.Linear(3, 2), torch.randn(4, 3, requires_grad=True)
     roots, gradients = (edge_of(layer(x)),), (torch.ones(4, 2),)
@@ -59,12 +58,10 @@ def test_a_run_for_some_inputs_leaves_the_others_alone_and_may_keep_the_graph(ru
         run(roots, gradients)
 
 
-@pytest.mark.parametrize("run", WAYS)
 def test_without_roots_nothing_runs(run: Callable[..., None]) -> None:
     run((), ())
 
 
-@pytest.mark.parametrize("run", WAYS)
 def test_a_gradient_of_another_shape_is_refused(run: Callable[..., None]) -> None:
     with pytest.raises(RuntimeError, match="shape"):
         run((edge_of(torch.ones(3, requires_grad=True) * 2),), (torch.ones(2),))

@@ -11,7 +11,7 @@ from torch import nn
 
 from chimera_runtime.errors import BadModel, PeerLost
 from chimera_runtime.program.rank_facts import Group
-from chimera_runtime.ranks.messages import Names, Staging, from_host, waiter
+from chimera_runtime.ranks.messages import BlockingWait, Names, Staging, from_host
 from chimera_runtime.ranks.world import World
 from chimera_runtime.stage.gradient_sums import (
     GradientSum,
@@ -33,7 +33,7 @@ WIDTH = 3
 
 def gradient_sum(parameters: Sequence[nn.Parameter], group: Any = None, size: int = 1, timeout: float = 20.0) -> Any:
     names = Names(0, 0, 2, timeout)
-    return GradientSum("s1", parameters, group, tuple(range(size)), names, waiter(timeout))
+    return GradientSum("s1", parameters, group, tuple(range(size)), names, BlockingWait(timeout))
 
 
 def parameter(*values: float, dtype: torch.dtype = torch.float32) -> nn.Parameter:
@@ -276,7 +276,7 @@ TINY = 2.0**-9
 
 
 def wide(parameters: Sequence[nn.Parameter], group: Any = None, size: int = 1) -> Any:
-    arguments = parameters, group, tuple(range(size)), Names(0, 0, 2, 20.0), waiter(20.0)
+    arguments = parameters, group, tuple(range(size)), Names(0, 0, 2, 20.0), BlockingWait(20.0)
     return WideGradientSum(1, *arguments, torch.float32)
 
 
@@ -344,7 +344,7 @@ def test_a_gradient_that_was_cleared_is_gone_in_both_dtypes() -> None:
 def counting(parameters: Sequence[nn.Parameter], group: Any = None, size: int = 1) -> Any:
     count = Count(1, 8.0, torch.device("cpu"))
     names = Names(0, 0, 2, 20.0)
-    return GradientSum(1, parameters, group, tuple(range(size)), names, waiter(20.0), loss_count=count)
+    return GradientSum(1, parameters, group, tuple(range(size)), names, BlockingWait(20.0), loss_count=count)
 
 
 def count(sums: Any, *numbers: float) -> None:
@@ -479,7 +479,7 @@ def staged(
     parameters = [[parameter(*[1.0] * n) for n in shapes] for _ in members]
     gpus = [ModelGpu(lazy) for _ in members]
     sums = [
-        kind("s1", own, group, (0, 1), Names(0, 0, 2, 20.0), waiter(20.0), staging=Staging(gpu), **options)
+        kind("s1", own, group, (0, 1), Names(0, 0, 2, 20.0), BlockingWait(20.0), staging=Staging(gpu), **options)
         for own, group, gpu in zip(parameters, members, gpus, strict=True)
     ]
     return parameters, sums, gpus
@@ -516,7 +516,7 @@ def test_what_an_update_counts_is_read_on_the_host(members: Sequence[Any]) -> No
     counts = [Count(1, 8.0, torch.device("cpu")) for _ in members]
     weights = [parameter(1.0), parameter(1.0)]
     sums = [
-        GradientSum("s1", [weight], group, (0, 1), Names(0, 0, 2, 20.0), waiter(20.0), None, count, Staging(gpu))
+        GradientSum("s1", [weight], group, (0, 1), Names(0, 0, 2, 20.0), BlockingWait(20.0), None, count, Staging(gpu))
         for weight, group, count, gpu in zip(weights, members, counts, gpus, strict=True)
     ]
     backward((weights[0], 1.0))
