@@ -6,6 +6,7 @@ longer than the backward. So the engine is called as torch calls it, where torch
 
 from collections.abc import Sequence
 from contextvars import copy_context
+from functools import cache
 from typing import Any
 
 import torch
@@ -39,6 +40,27 @@ def edge_of(result: torch.Tensor | GradientEdge) -> GradientEdge:
     return get_gradient_edge(result) if node is None else _made(GradientEdge, (node, result.output_nr, *_OTHERS))
 
 
+@cache
+def _engine() -> Any:
+    """Torch's private call of the engine; None if this torch has none, or one with other arguments.
+
+    This is found out at the first backward: a run starts the engine's threads, for the devices that there are by then.
+    """
+    leaf = torch.zeros((), requires_grad=True)
+    try:
+        call = torch.autograd.Variable._execution_engine.run_backward
+        _KEEP(_CONTEXT, copy_context())
+        _FORGET(_CONTEXT)
+        call((leaf * 2,), (torch.ones(()),), False, False, (), True, True)
+        return call
+    except (AttributeError, TypeError, RuntimeError):
+        return None
+
+
+_KEEP: Any = getattr(torch._C, "_stash_obj_in_tls", None)
+_FORGET: Any = getattr(torch._C, "_remove_obj_from_tls", lambda name: _KEEP(name, None))
+
+
 def run(
     roots: Roots, gradients: Tensors, inputs: Roots = (), *, keep_graph: bool = False, accumulate: bool = True
 ) -> None:
@@ -49,7 +71,8 @@ def run(
     """
     if not roots:
         return
-    if _ENGINE is None:
+    engine = _engine()
+    if engine is None:
         starts: Any = [*roots]
         ends: Any = [*inputs]
         if accumulate:
@@ -59,17 +82,6 @@ def run(
         return
     _KEEP(_CONTEXT, copy_context())
     try:
-        _ENGINE(tuple(roots), tuple(gradients), keep_graph, False, tuple(inputs), True, accumulate)
+        engine(tuple(roots), tuple(gradients), keep_graph, False, tuple(inputs), True, accumulate)
     finally:
         _FORGET(_CONTEXT)
-
-
-_ENGINE: Any = getattr(getattr(torch.autograd.Variable, "_execution_engine", None), "run_backward", None)
-_KEEP: Any = getattr(torch._C, "_stash_obj_in_tls", None)
-_FORGET: Any = getattr(torch._C, "_remove_obj_from_tls", lambda name: _KEEP(name, None))
-
-try:
-    _leaf = torch.zeros((), requires_grad=True)
-    run((_leaf * 2,), (torch.ones(()),))
-except (TypeError, RuntimeError):  # this torch has no such private calls, or takes other arguments
-    _ENGINE = None

@@ -27,9 +27,9 @@ class Doubled(torch.autograd.Function):
 
 @pytest.fixture(params=["at once", "by torch"])
 def run(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    assert engine._ENGINE is not None, "this torch has the private call"
+    assert engine._engine() is not None, "this torch has the private call"
     if request.param == "by torch":
-        monkeypatch.setattr(engine, "_ENGINE", None)
+        monkeypatch.setattr(engine, "_engine", lambda: None)
     return engine.run
 
 
@@ -85,3 +85,13 @@ def test_the_edge_of_a_leaf_leads_to_its_gradient() -> None:
     engine.run((edge_of(x),), (torch.full((3,), 5.0),))
     assert x.grad is not None
     assert x.grad.tolist() == [5, 5, 5]
+
+
+def test_a_torch_whose_call_takes_other_arguments_does_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    def other() -> None:
+        raise AssertionError("called")
+
+    monkeypatch.setattr(torch.autograd.Variable, "_execution_engine", type("Engine", (), {"run_backward": other}))
+    assert engine._engine.__wrapped__() is None
+    monkeypatch.delattr(torch.autograd.Variable, "_execution_engine")
+    assert engine._engine.__wrapped__() is None
