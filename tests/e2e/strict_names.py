@@ -57,7 +57,7 @@ def listen() -> None:
     lanes, turns, messages, evaluation = (sys.modules.get(f"chimera_runtime.{name}") for name in names)
     if lanes is None or turns is None or messages is None or evaluation is None:
         return
-    begin, isend, irecv = lanes.Lane.begin, messages.Peer.isend, messages.Peer.irecv
+    begin, post = lanes.Lane.begin, messages.Peer._post
     make, run, rounds = turns.StreamLane.__init__, evaluation.Evaluation.run, itertools.count()
 
     def made(stream: Any, *args: Any, **options: Any) -> None:
@@ -75,11 +75,8 @@ def listen() -> None:
         run(of, micro_batches)
         NOW.begin(before)
 
-    def sent(peer: Any, tensors: Any, tag: int) -> Any:
-        return NOW.post(tag, peer._names.stages, lambda: isend(peer, tensors, tag))
+    def posted(peer: Any, verb: str, tensors: Any, tag: int) -> Any:
+        return NOW.post(tag, peer._names.stages, lambda: post(peer, verb, tensors, tag))
 
-    def received(peer: Any, buffers: Any, tag: int) -> Any:
-        return NOW.post(tag, peer._names.stages, lambda: irecv(peer, buffers, tag))
-
-    lanes.Lane.begin, messages.Peer.isend, messages.Peer.irecv = begun, sent, received
+    lanes.Lane.begin, messages.Peer._post = begun, posted
     turns.StreamLane.__init__, evaluation.Evaluation.run = made, evaluated
