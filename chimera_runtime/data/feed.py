@@ -19,10 +19,10 @@ from chimera_runtime.data.mini_batch import (
     as_triple,
     by_item,
     length_of,
+    micro_batches_of,
     require_cut,
     require_no_graph,
     require_rows,
-    rows_of,
 )
 from chimera_runtime.errors import FAILED
 from chimera_runtime.errors import data as mistakes
@@ -115,7 +115,7 @@ class Feed(MicroBatchSource):
     _facts: dict[int, dict[Key, Fact]] = field(default_factory=dict)
     _tensors: dict[int, Tensors] = field(default_factory=dict)
     _versions: dict[int, list[int]] = field(default_factory=dict)
-    _cut: dict[int, dict[int, list[Any]]] = field(default_factory=dict)  # by update and component, cut once
+    _cut: dict[int, dict[int, Sequence[Any]]] = field(default_factory=dict)  # by update and component, cut once
     _checked: tuple[Any, Triple] | None = None
     _has_looked: bool = False  # for borders in a mini-batch
 
@@ -235,8 +235,7 @@ class Feed(MicroBatchSource):
         if isinstance(pairs, tuple):  # a mini-batch, which was checked when it came
             cut = self._cut[update]
             if number not in cut:
-                starts = range(0, self.job.micro_batches * self.size, self.size)
-                cut[number] = [rows_of(pairs[number], number, start, self.size) for start in starts]
+                cut[number] = micro_batches_of(pairs[number], number, self.size, self.job.micro_batches)
             value = cut[number][uncut]
         else:
             triple = self._loaded(update, pairs, uncut)

@@ -329,6 +329,20 @@ def rows_of(value: Any, component: int, start: int, count: int) -> Any:
     return rows(value, start, count)
 
 
+def micro_batches_of(value: Any, component: int, size: int, count: int) -> Sequence[Any]:
+    """Returns the ``count`` micro-batches of ``size`` items in a component of a mini-batch, which is cut once."""
+    named = value if type(value) is dict and {*map(type, value)} == {str} else {"": value}
+    tensors = [*named.values()]
+    if {*map(type, tensors)} != {torch.Tensor} or not all(map(torch.Tensor.dim, tensors)):
+        return [rows_of(value, component, start, size) for start in range(0, count * size, size)]
+    parts = [tensor.split(size) for tensor in tensors]
+    return (
+        [dict(zip(named, of_micro, strict=True)) for of_micro in zip(*parts, strict=True)]
+        if named is value
+        else parts[0]
+    )
+
+
 def _takes(function: Callable[..., Any], arguments: int) -> bool:
     try:
         signature(function).bind(*range(arguments))
