@@ -35,7 +35,7 @@ from chimera_runtime.stage.weight_versions import WeightGroup, Weights
 from chimera_runtime.values.boundary import NO_CARRY, Boundary, Traits
 from chimera_runtime.values.last_stage import alone
 from chimera_runtime.values.losses import Tally
-from chimera_runtime.values.nested import Tensors, fresh, join, joined, leaves, part, payload
+from chimera_runtime.values.nested import Tensors, fresh, join, joined, leaves, part, plain
 from chimera_runtime.values.shared_memory import VERSION, Slots, lend
 
 
@@ -176,7 +176,8 @@ class Stage(WeightGroup):
         except ModelError as error:
             self._blame(error, "F", micros)
             raise
-        self._hand_on("y", micros, outputs)
+        if outputs:
+            self._hand_on("y", micros, outputs)
 
     def _hand_on(self, value: str, micros: Micros, tensors: Tensors) -> None:
         """Keeps a value, such as ``y``, until `_handed_on` takes it, if there is a neighbour to send it to."""
@@ -204,10 +205,10 @@ class Stage(WeightGroup):
                 self._saved[micro] = self._saved_graph(result)
             else:
                 self._saved[micro] = SavedGraph(result.leaves, result.roots, (), NO_CARRIES)
-            outputs = payload(result.results) if result.results else ()
+            outputs = result.results
         # An error if these outputs overwrite those of a micro-batch that still waits for its backward.
         if outputs:
-            lend(self.number, micro, outputs, self._saved, lambda: (inputs, self.runs.keywords_of(micro)))
+            return lend(self.number, micro, outputs, self._saved, lambda: (inputs, self.runs.keywords_of(micro)))
         return outputs
 
     def _forward_several(self, micros: tuple[int, ...], inputs: Any, targets: Any) -> Tensors:
@@ -244,7 +245,7 @@ class Stage(WeightGroup):
         for micro, values, target, numbers, digest in zip(micros, arguments, targets, before, digests, strict=True):
             self._saved[micro] = SavedInput(values, target, numbers, state, count, digest)
         self._side_numbers.add(self.number, micros[0], update, result.auxiliary)
-        return payload(result.results)
+        return tuple([plain(tensor.detach()) for tensor in result.results])
 
     def _compared_values(self, result: ForwardResult, count: int) -> list[Any]:
         """The values in which the two runs of a forward over ``count`` micro-batches must agree."""
@@ -284,7 +285,7 @@ class Stage(WeightGroup):
 
     def backward_input(self, micros: Micros, gradients: Tensors = ()) -> None:
         """Runs the first half of a `backward`, which makes the gradients for the stage before."""
-        self._backwards("I", self._backward_input, micros, gradients)
+        self._backwards("I", partial(self._backward, splits=True), micros, gradients)
 
     def backward_weights(self, micros: Micros) -> None:
         """Runs the second half of a `backward`, which adds to the gradients of the weights."""
@@ -342,33 +343,8 @@ class Stage(WeightGroup):
         self._hand_on("dx", micros, results)
         return results
 
-    def _backward(self, micro: int, gradients: Tensors) -> Tensors:
-        graph, roots, initial, counts = self._roots_of(micro, gradients)
-        try:
-            self.runs.backward(roots, initial)
-        except BaseException as error:
-            self._in_backward.blame(error)
-            raise
-        for group in (self, *self.ties):
-            group.gradient_sum.collect()
-        if counts:
-            self._count(counts)
-        if self.carries.are_used:
-            self.carries.end_backward(micro, graph.carries)
-        return self._input.take_gradients(graph.leaves, counts) if graph.leaves else ()
-
-    def _backward_input(self, micro: int, gradients: Tensors) -> Tensors:
-        graph, roots, initial, counts = self._roots_of(micro, gradients)
-        with self._in_backward:
-            leaves, parameters = (*graph.leaves, *graph.carries.leaves), self.module.parameters()
-            is_whole, apart = bool(self._traits.whole), self.weights.overlap
-            second_half = run_first_half(roots, initial, leaves, parameters, is_whole=is_whole, apart=apart)
-        self._half_backwards[micro] = HalfBackward(second_half, counts)
-        if self.carries.are_used:
-            self.carries.end_backward(micro, graph.carries)
-        return self._input.take_gradients(graph.leaves, counts) if graph.leaves else ()
-
-    def _roots_of(self, micro: int, gradients: Tensors) -> tuple[SavedGraph, Roots, Tensors, Tensors]:
+    def _backward(self, micro: int, gradients: Tensors, splits: bool = False) -> Tensors:
+        """Runs a backward or, if it ``splits``, its first half; returns the gradients for the stage before."""
         saved, output = self._saved.pop(micro), self._output
         graph = saved if isinstance(saved, SavedGraph) else self._run_again(micro, saved)
         counts = output.counts(micro, gradients) if output.counted else ()
@@ -377,10 +353,29 @@ class Stage(WeightGroup):
         if graph.auxiliary:  # an auxiliary loss is a root of its own on any stage, and has the same share
             roots = (*roots, *graph.auxiliary)
             initial += tuple([torch.full_like(value, output.share * output.scale) for value in graph.auxiliary])
-        if self.carries.are_used:
+        are_carried = self.carries.are_used
+        if are_carried:
             carried, carried_gradients = self.carries.begin_backward(micro, graph.carries)
             roots, initial = (*roots, *carried), (*initial, *carried_gradients)
-        return graph, roots, initial, counts
+        try:
+            if splits:
+                leaves, is_whole = (*graph.leaves, *graph.carries.leaves), bool(self._traits.whole)
+                parameters, apart = self.module.parameters(), self.weights.overlap
+                second_half = run_first_half(roots, initial, leaves, parameters, is_whole=is_whole, apart=apart)
+                self._half_backwards[micro] = HalfBackward(second_half, counts)
+            else:
+                self.runs.backward(roots, initial)
+        except BaseException as error:
+            self._in_backward.blame(error)
+            raise
+        if not splits:
+            for group in (self, *self.ties):
+                group.gradient_sum.collect()
+            if counts:
+                self._count(counts)
+        if are_carried:
+            self.carries.end_backward(micro, graph.carries)
+        return self._input.take_gradients(graph.leaves, counts) if graph.leaves else ()
 
     def _run_again(self, micro: int, saved: SavedInput) -> SavedGraph:
         """Runs the forward of a micro-batch a second time, and returns its graph."""

@@ -183,16 +183,6 @@ def plain(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.resolve_conj().resolve_neg().contiguous()
 
 
-def payload(results: Iterable[torch.Tensor]) -> Tensors:
-    """Returns results in the form of a message: without a graph, contiguous, and with version numbers."""
-    messages = []
-    for result in results:
-        message = result.clone() if result.is_inference() else result.detach()
-        is_plain = message.is_contiguous() and not message.is_conj() and not message.is_neg()
-        messages.append(message if is_plain else plain(message))
-    return tuple(messages)
-
-
 def digest(tensors: Iterable[torch.Tensor | None]) -> str:
     """Returns a hash of the bits of tensors."""
     bits = sha256()

@@ -62,8 +62,9 @@ def versions_of_value(value: Any) -> list[int]:
     return [value._version] if type(value) is torch.Tensor else versions(taken_apart(value)[0])
 
 
-def lend(stage: int, micro: int, outputs: Tensors, waiting: Container[int], inputs_of: Callable[[], Any]) -> None:
-    """Notes which memory a stage hands on for a micro-batch, and refuses memory that an earlier one still needs.
+def lend(stage: int, micro: int, results: Tensors, waiting: Container[int], inputs_of: Callable[[], Any]) -> Tensors:
+    """Returns results in the form of a message: without a graph, plain, and with version numbers. Notes which memory a
+    stage hands on for a micro-batch, and refuses memory that an earlier one still needs.
 
     A module may write all of its outputs into one buffer. The version of a tensor does not always show it, as writes of
     a CUDA graph are not counted. The address does: the allocator gives out no memory that anything still holds.
@@ -71,7 +72,12 @@ def lend(stage: int, micro: int, outputs: Tensors, waiting: Container[int], inpu
     ``waiting`` has the micro-batches of the stage whose backward has not run. ``inputs_of`` returns the inputs of the
     stage, which may be the same memory for several micro-batches; the memory of others raises `BadModel`.
     """
-    for output in outputs:
+    outputs = []
+    for result in results:
+        output = result.clone() if result.is_inference() else result.detach()
+        if not output.is_contiguous() or output.is_conj() or output.is_neg():
+            output = plain(output)
+        outputs.append(output)
         storage: Any = output.untyped_storage()
         note = stage, micro, output.data_ptr()
         earlier = getattr(storage, _NOTE, note)
@@ -81,6 +87,7 @@ def lend(stage: int, micro: int, outputs: Tensors, waiting: Container[int], inpu
             inputs = {tensor.untyped_storage()._cdata for tensor in taken_apart(inputs_of())[0]}
             if storage._cdata not in inputs:
                 raise mistakes.memory_was_returned_twice(stage=stage, earlier=earlier[1], micro=micro)
+    return tuple(outputs)
 
 
 def note_received(values: Any) -> None:
