@@ -204,7 +204,7 @@ class Stage(WeightGroup):
             if auxiliary or are_carried:
                 self._saved[micro] = self._saved_graph(result)
             else:
-                self._saved[micro] = SavedGraph(result.leaves, result.roots, (), NO_CARRIES)
+                self._saved[micro] = tuple.__new__(SavedGraph, (result.leaves, result.roots, (), NO_CARRIES))
             outputs = result.results
         # An error if these outputs overwrite those of a micro-batch that still waits for its backward.
         if outputs:
@@ -340,7 +340,8 @@ class Stage(WeightGroup):
         except ModelError as error:
             self._blame(error, kind, micros)
             raise
-        self._hand_on("dx", micros, results)
+        if self._input.before is not None:
+            self._hand_on("dx", micros, results)
         return results
 
     def _backward(self, micro: int, gradients: Tensors, splits: bool = False) -> Tensors:
