@@ -74,7 +74,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Measured:
-    """What a rank has measured of a job: samples in microseconds and Python calls by contender."""
+    """Measurements of a job on a rank: samples in microseconds and Python calls by contender."""
 
     job: Job = field(repr=False)
     messages: str
@@ -85,12 +85,12 @@ class Measured:
 
     @property
     def whole(self) -> Middle:
-        """Ours over torch's."""
+        """Ratio of our time to torch's, the modules' own included."""
         return ratio(self.samples["ours"], self.samples["torch"])
 
     @property
     def minus_bare(self) -> Middle:
-        """The same without the modules' own work."""
+        """Ratio of our time to torch's, without the modules' own work."""
         return ratio(*(self._without_modules(name) for name in ("ours", "torch")))
 
     def _without_modules(self, name: str) -> list[float]:
@@ -98,7 +98,7 @@ class Measured:
 
     @property
     def limit(self) -> float:
-        """What is to be reached: minus bare where nothing is sent, else for the whole step."""
+        """Limit of the ratio: of that minus bare where nothing is sent, else of the whole step."""
         return self.job.limit if self.messages == "fake" else STEP_LIMIT
 
     @property

@@ -1,4 +1,4 @@
-"""What every rank of benchmarks/host_time.py runs: ours, torch's and the bare modules of each job, in turns.
+"""Script of every rank of benchmarks/host_time.py: runs ours, torch's and the bare modules of each job, in turns.
 
     torchrun --nproc-per-node=2 host_time.py PLAN.json
 
@@ -67,7 +67,7 @@ def branches(stage: int, stages: int) -> nn.Module:
 
 @dataclass(frozen=True)
 class Task:
-    """What all contenders of a job do on this rank: they train stages ``numbers`` of ``stages`` on one mini-batch."""
+    """Work of all contenders of a job on this rank: to train stages ``numbers`` of ``stages`` on one mini-batch."""
 
     build_stage: Callable[[int, int], nn.Module]
     stages: int
@@ -141,7 +141,7 @@ class OursUnsent:
         self.modules = ours.modules
 
     def run(self) -> None:
-        """What `Pipeline.step` does on this rank alone."""
+        """Does what `Pipeline.step` does on this rank alone."""
         updates, update = self._updates, self._updates.started
         updates.feed.put(update, self._batch)
         updates.prepare(False, None)
@@ -205,7 +205,7 @@ class Bare:
 
 @dataclass(frozen=True)
 class Figures:
-    """What a rank has measured of a job: for each contender its samples, in microseconds, and the calls of an update.
+    """Measurements of a job on a rank: for each contender its samples, in microseconds, and the calls of an update.
 
     ``operations`` are forwards, backwards or halves of backwards, sends and receives of this rank in an update.
     """

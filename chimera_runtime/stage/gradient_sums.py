@@ -190,7 +190,7 @@ class GradientSum:
         return self._flats[flat][place]
 
     def _with_gradient_elsewhere(self) -> list[torch.nn.Parameter]:
-        """Those parameters without a gradient here for which another rank had one. Call it after the sum."""
+        """The parameters without a gradient here for which another rank had one. Call it after the sum."""
         if self.group is None:
             return []
         flats = self._readable or self._flats
