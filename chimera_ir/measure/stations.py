@@ -22,7 +22,7 @@ from chimera_runtime.model.model import ModelFile
 from chimera_runtime.program.kept_bytes import MicroBatchBytes
 from chimera_runtime.program.numbering import Numbering
 from chimera_runtime.program.rank_facts import fed
-from chimera_runtime.ranks.messages import Names, Reader, BlockingWait
+from chimera_runtime.ranks.messages import BlockingWait, Names, Reader
 from chimera_runtime.ranks.world import reader_of
 from chimera_runtime.stage.gradient_sums import GradientSum
 from chimera_runtime.stage.saved_tensors import Footprint
