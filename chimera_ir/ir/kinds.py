@@ -3,7 +3,7 @@
     kind              reads                            makes      frees     sums   opens   occupies
     F                 y of the stages that feed it, c  y, a, c    -         no     yes     lane
     F                 y of the stages that feed it, c  y, x, c    -         no     yes     lane       if it recomputes
-    F                 y of the stages that feed it, c  y, c       c         no     yes     lane       if it does not back
+    F                 y of the stages that feed it, c  y, c       c         no     yes     lane       if nothing backs
     recompute         x, c                             a          x         no     no      lane
     B                 a, dx of the stages it feeds, dc dx, dc     a, c, dc  yes    no      lane
     I                 a, dx of the stages it feeds, dc dx, dc, g  a, c, dc  no     no      lane
@@ -293,9 +293,7 @@ class Kind:
         return tuple(value for value in self.keeps if not value.slices_on)
 
 
-FORWARD = Kind(
-    "F", "forward", reads=(ACTIVATIONS, CARRY), makes=(ACTIVATIONS, KEPT, CARRY), opens=True, stages=BACKING
-)
+FORWARD = Kind("F", "forward", reads=(ACTIVATIONS, CARRY), makes=(ACTIVATIONS, KEPT, CARRY), opens=True, stages=BACKING)
 FORWARD_OF_INPUT = Kind(
     "F", "forward", reads=FORWARD.reads, makes=(ACTIVATIONS, INPUT, CARRY), opens=True, stages=BACKING
 )

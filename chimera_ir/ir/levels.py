@@ -215,9 +215,10 @@ class Header:
 
     ``only`` lists the kinds of its operations, in the order of the table, if these are not all kinds: forwards alone
     make no update. Kinds of recomputation are not listed: they follow from the pipes. ``ties`` are the groups of stages
-    that share parameters, ``frozen`` the stages, ascending, whose weights are not trained. ``moves`` says whether any operation moves activations between a worker and its host.
-    Micro-batch m weighs ``weights[m % len(weights)]``, or 1 if there are no weights. ``lengths`` are the relative
-    lengths of the slices; if there are none, all are equally long.
+    that share parameters, ``frozen`` the stages, ascending, whose weights are not trained. ``moves`` says whether any
+    operation moves activations between a worker and its host. Micro-batch m weighs ``weights[m % len(weights)]``, or 1
+    if there are no weights. ``lengths`` are the relative lengths of the slices; if there are none, all are equally
+    long.
     """
 
     scheme: str
