@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from fractions import Fraction
+from functools import partial
 from itertools import chain, permutations
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,8 @@ from chimera_ir import library
 from chimera_ir.diagnostics.model import Rejected, titles
 from chimera_ir.errors import AboveMaxOperations, Incomparable, ParameterError, TextError, TooLarge
 from chimera_ir.ir.levels import Header, Plan, Schedule
+from chimera_ir.ir.ops import Compute, Pair
+from chimera_ir.ir.streams import PlanStream
 from chimera_ir.plural import counted
 from chimera_ir.request import Request
 from chimera_ir.source import Source
@@ -33,18 +36,18 @@ def opposing(request: Request, like: Header) -> Request:
     Raises `AboveMaxOperations` if the library's baseline would have more operations than ``request`` allows,
     `Incomparable` if no parameters of the text to compare with give it this size, and `TextError` for its mistakes.
     """
-    limit, weighed_like = request.max_operations, like if like.weights else None
+    limit, special = request.max_operations, like if like.weights or like.frozen else None
     if not request.opposes:
         workers, micros = _sizes(like)
         if (operations := 2 * workers * micros) > limit:
             raise AboveMaxOperations(f"the baseline of the report, {_size(like)},", operations, limit)
         source, settings = library.baseline(workers, micros)
-        return Request(source, settings, max_operations=limit, weighed_like=weighed_like)
+        return Request(source, settings, max_operations=limit, like=special)
     against, costs = request.against, request.costs.of_model_in(like.stages)
     if against is None:
-        return replace(request, search=None, limits=(), forecast=None, require_fit=False, weighed_like=weighed_like)
+        return replace(request, search=None, limits=(), forecast=None, require_fit=False, like=special)
     fitted = _fitting(against, like, limit) if against.is_scheme else {}
-    return Request(against, fitted, costs, limit, communicators=request.communicators, weighed_like=weighed_like)
+    return Request(against, fitted, costs, limit, communicators=request.communicators, like=special)
 
 
 def weighed(header: Header, like: Header | None) -> Header:
@@ -62,6 +65,39 @@ def weighed(header: Header, like: Header | None) -> Header:
         totals[micro // parts % count] += weight
     means = [total / (parts * like.updates) for total in totals]
     return replace(header, weights=tuple(means[m // header.parts % count] for m in range(header.micro_batches)))
+
+
+def with_frozen(level: Plan | PlanStream, like: Header | None) -> Plan | PlanStream:
+    """The plan with the frozen stages of ``like``, and without the operations that these lack: a fair comparison.
+
+    Unchanged if it has frozen stages of its own, another number of stages, or no flush. Raises `Incomparable` if a pair
+    loses its backward.
+    """
+    if like is None or not like.frozen or not isinstance(level, Plan):
+        return level
+    if level.header.frozen or level.header.stages != like.stages:
+        return level
+    header = replace(level.header, frozen=like.frozen).recomputing_for_backwards()
+    kept = []
+    for planned in level.operations:
+        parts = [part for part in map(partial(_of_frozen, header), planned.operation.parts) if part]
+        if isinstance(planned.operation, Pair):
+            if [part.kind for part in parts] != [part.kind for part in planned.operation.parts]:
+                lost = f"the frozen stage {planned.operation.backward.stage} has no `{planned.operation.backward.kind}`"
+                raise Incomparable("against", f" {header.scheme}: it has pairs, and {lost}")
+            kept.append(planned)
+        else:
+            kept += [planned._replace(operation=part) for part in parts]
+    return Plan(header, tuple(kept))
+
+
+def _of_frozen(header: Header, operation: Compute) -> Compute | None:
+    """The operation as its stage has it, a backward of a frozen stage as its input gradient; None if it has none."""
+    kinds = header.kinds_of[operation.stage]
+    if any(kind.letter == operation.kind.letter for kind in kinds):
+        return operation
+    alone = next((kind for kind in kinds if kind.reads == operation.kind.reads), None)
+    return None if alone is None else replace(operation, kind=alone)
 
 
 def _fitting(against: Source, like: Header, max_operations: int) -> Mapping[str, int]:

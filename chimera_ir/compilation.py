@@ -450,9 +450,7 @@ class Compilation:
         from chimera_ir.comparison import weighed
 
         text = parsed(self.request)
-        return (
-            text if isinstance(text, Scheme) else replace(text, header=weighed(text.header, self.request.weighed_like))
-        )
+        return text if isinstance(text, Scheme) else replace(text, header=weighed(text.header, self.request.like))
 
     @_level
     def _outlined(self) -> "Outline":
@@ -465,7 +463,7 @@ class Compilation:
         for warning in outlined.warnings:
             self.warn(warning)
         header = replace(outlined.header, ties=groups(self.request.ties, outlined.header.stages))
-        return replace(outlined, header=weighed(with_lengths(self.request, header), self.request.weighed_like))
+        return replace(outlined, header=weighed(with_lengths(self.request, header), self.request.like))
 
     @_level
     def _repeated(self) -> "Repeated | None":
@@ -476,7 +474,7 @@ class Compilation:
         if request.forecast or request.search or request.offload or request.opposes or not self._is_scheme:
             return None
         header = self._outlined.header
-        if header.micro_batches * header.stages < LARGE:
+        if header.micro_batches * header.stages < LARGE or header.frozen:
             return None
         from chimera_ir.repeated import repeated
 
@@ -527,7 +525,11 @@ class Compilation:
 
     @_level
     def _top(self) -> Text | PlanStream:
-        return self._outlined.level() if isinstance(self._entry, Scheme) else self._entry
+        if not isinstance(self._entry, Scheme):
+            return self._entry
+        from chimera_ir.comparison import with_frozen
+
+        return with_frozen(self._outlined.level(), self.request.like)
 
     @_level
     def improvement(self) -> "Improvement | None":
