@@ -357,7 +357,6 @@ Three rows have the letter F, and two I: those that some stages have in place of
 """
 
 
-@cache
 def all_kinds() -> tuple[Kind, ...]:
     """All rows of the table: the forward of a stage that recomputes, the rows of `KINDS`, those of frozen stages."""
     return FORWARD_OF_INPUT, *KINDS.values(), FORWARD_ALONE, INPUT_GRADIENT_ALONE
