@@ -15,8 +15,7 @@ from chimera_ir import library
 from chimera_ir.diagnostics.model import Rejected, titles
 from chimera_ir.errors import AboveMaxOperations, Incomparable, ParameterError, TextError, TooLarge
 from chimera_ir.ir.levels import Header, Plan, Schedule
-from chimera_ir.ir.ops import Compute, Pair
-from chimera_ir.ir.streams import PlanStream
+from chimera_ir.ir.ops import Compute, Pair, Planned, Unclocked
 from chimera_ir.plural import counted
 from chimera_ir.request import Request
 from chimera_ir.source import Source
@@ -67,27 +66,32 @@ def weighed(header: Header, like: Header | None) -> Header:
     return replace(header, weights=tuple(means[m // header.parts % count] for m in range(header.micro_batches)))
 
 
-def with_frozen(level: Plan | PlanStream, like: Header | None) -> Plan | PlanStream:
-    """The plan with the frozen stages of ``like``, and without the operations that these lack: a fair comparison.
+def frozen_as(header: Header, like: Header | None) -> Header:
+    """The header with the frozen stages of ``like``.
 
-    Unchanged if it has frozen stages of its own, another number of stages, or no flush. Raises `Incomparable` if a pair
-    loses its backward.
+    Unchanged if it has frozen stages of its own, another number of stages, or no flush.
     """
-    if like is None or not like.frozen or not isinstance(level, Plan):
-        return level
-    if level.header.frozen or level.header.stages != like.stages:
-        return level
-    header = replace(level.header, frozen=like.frozen).recomputing_for_backwards()
-    kept = []
-    for planned in level.operations:
-        parts = [part for part in map(partial(_of_frozen, header), planned.operation.parts) if part]
-        if isinstance(planned.operation, Pair):
-            if [part.kind for part in parts] != [part.kind for part in planned.operation.parts]:
-                lost = f"the frozen stage {planned.operation.backward.stage} has no `{planned.operation.backward.kind}`"
-                raise Incomparable("against", f" {header.scheme}: it has pairs, and {lost}")
+    if like is None or not like.frozen or header.frozen or header.stages != like.stages or header.asynchronous:
+        return header
+    return replace(header, frozen=like.frozen).recomputing_for_backwards()
+
+
+def of_frozen(plan: Plan) -> Plan:
+    """The plan without the operations that its frozen stages lack; a backward of one becomes its input gradient.
+
+    Raises `Incomparable` if a pair loses its backward.
+    """
+    header, kept = plan.header, list[Planned | Unclocked]()
+    for planned in plan.operations:
+        operation = planned.operation
+        parts = [part for part in map(partial(_of_frozen, header), operation.parts) if part]
+        if not isinstance(operation, Pair):
+            kept += [planned._replace(operation=part) for part in parts]
+        elif [part.kind for part in parts] == [part.kind for part in operation.parts]:
             kept.append(planned)
         else:
-            kept += [planned._replace(operation=part) for part in parts]
+            lost = f"the frozen stage {operation.backward.stage} has no `{operation.backward.kind}`"
+            raise Incomparable("against", f" {header.scheme}: it has pairs, and {lost}")
     return Plan(header, tuple(kept))
 
 

@@ -454,7 +454,7 @@ class Compilation:
 
     @_level
     def _outlined(self) -> "Outline":
-        from chimera_ir.comparison import weighed
+        from chimera_ir.comparison import frozen_as, weighed
         from chimera_ir.elaborate.elaborate import outline
 
         scheme, settings = self.scheme, self.request.settings
@@ -463,7 +463,8 @@ class Compilation:
         for warning in outlined.warnings:
             self.warn(warning)
         header = replace(outlined.header, ties=groups(self.request.ties, outlined.header.stages))
-        return replace(outlined, header=weighed(with_lengths(self.request, header), self.request.like))
+        header, like = with_lengths(self.request, header), self.request.like
+        return replace(outlined, header=frozen_as(weighed(header, like), like))
 
     @_level
     def _repeated(self) -> "Repeated | None":
@@ -527,9 +528,13 @@ class Compilation:
     def _top(self) -> Text | PlanStream:
         if not isinstance(self._entry, Scheme):
             return self._entry
-        from chimera_ir.comparison import with_frozen
+        outlined = self._outlined
+        level = outlined.level()
+        if outlined.header.frozen and outlined.values.frozen is None and isinstance(level, Plan):
+            from chimera_ir.comparison import of_frozen
 
-        return with_frozen(self._outlined.level(), self.request.like)
+            return of_frozen(level)
+        return level
 
     @_level
     def improvement(self) -> "Improvement | None":
