@@ -4,7 +4,7 @@ It is compiled for the same number of workers and of micro-batches.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from fractions import Fraction
 from functools import partial
@@ -181,6 +181,9 @@ def same_placement(request: Request, schedule: Schedule) -> Iterator[tuple[str, 
             continue
         plan = outlined.level() if outlined.header.parts == header.parts else None
         if isinstance(plan, Plan) and plan.is_clocked:
+            if header.frozen:
+                with suppress(Incomparable):  # for a pair without its backward, the plan stays as it is
+                    plan = of_frozen(replace(plan, header=frozen_as(plan.header, header)))
             yield name, order(plan)
 
 

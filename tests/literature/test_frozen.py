@@ -41,6 +41,7 @@ def test_with_a_frozen_encoder_no_order_is_shorter() -> None:
     found = chimera_ir.compile(SCHEME, options=chimera_ir.Options(search=60), **sizes)
     assert found.improvement.result.proven
     assert found.improvement.result.makespan == makespan
+    assert found.improvement.result.hints["dapple"] == makespan
 
 
 @pytest.mark.parametrize("stages", [2, 3, 4, 6])
