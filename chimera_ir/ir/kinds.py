@@ -3,7 +3,7 @@
     kind              reads                            makes      frees     sums   opens   occupies
     F                 y of the stages that feed it, c  y, a, c    -         no     yes     lane
     F                 y of the stages that feed it, c  y, x, c    -         no     yes     lane       if it recomputes
-    F                 y of the stages that feed it, c  y, c       c         no     yes     lane       if nothing backs
+    F                 y of the stages that feed it, c  y, c       c         no     yes     lane       unless it backs
     recompute         x, c                             a          x         no     no      lane
     B                 a, dx of the stages it feeds, dc dx, dc     a, c, dc  yes    no      lane
     I                 a, dx of the stages it feeds, dc dx, dc, g  a, c, dc  no     no      lane
@@ -32,7 +32,7 @@ keys and values. The backward of the slice that read it makes its gradient dc, s
 On each stage a micro-batch, or each slice of it, has one of the sets of kinds of `ir.alternatives`: F and B, or F, I
 and W. If the stage recomputes, its forward keeps the input alone, and recompute, which is the forward again, makes a.
 The weights of a frozen stage are not trained. Behind a trained stage it has F and I, and I leaves nothing for a W. With
-nothing trained before it, it does not back: it has F alone, which keeps nothing: no gradient of its output is made.
+nothing trained before it, it does not back: it has F alone, which keeps nothing, and gets no gradient of its output.
 Offload and reload, both or neither, move a to the host and back while the worker computes (`flow.host_moves`), and so
 do offload_operands and reload_operands with g. A value for another stage is gone after the operation that reads it
 there, any other value after the operation that frees it. A kind that frees a value and reads it frees what it read, as
@@ -101,7 +101,10 @@ class Readers(Enum):
 
 
 class Trained(Enum):
-    """What is trained of a stage and of all stages before it; a stage backs unless it is ``NOTHING``."""
+    """What is trained of a stage and of all stages before it; unless that is ``NOTHING``, the stage *backs*.
+
+    A stage that backs gets the gradient of its output, and makes those of its inputs that any stage before reads.
+    """
 
     ITSELF = "the stage itself"
     BEFORE = "a stage before it"
