@@ -190,7 +190,7 @@ def complete(header: Header, operations: Sequence[_Placed]) -> Iterator[Diagnost
     operations are within its ranges.
     """
     of_stage = [alternatives(kinds) for kinds in header.kinds_of]
-    # By "placed" each operation has a row of its stage, and no set of rows is complete on one of two stages alone.
+    # By "placed" each operation has a row of its stage. Such rows that are complete on any stage are so on this one.
     whole = tuple(dict.fromkeys(chain.from_iterable(of_stage)))
     if _is_complete(header, operations, whole):
         return
