@@ -4,9 +4,10 @@ It is compiled for the same number of workers and of micro-batches.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from fractions import Fraction
+from functools import partial
 from itertools import chain, permutations
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ from chimera_ir import library
 from chimera_ir.diagnostics.model import Rejected, titles
 from chimera_ir.errors import AboveMaxOperations, Incomparable, ParameterError, TextError, TooLarge
 from chimera_ir.ir.levels import Header, Plan, Schedule
+from chimera_ir.ir.ops import Compute, Pair, Planned, Unclocked
 from chimera_ir.plural import counted
 from chimera_ir.request import Request
 from chimera_ir.source import Source
@@ -33,18 +35,18 @@ def opposing(request: Request, like: Header) -> Request:
     Raises `AboveMaxOperations` if the library's baseline would have more operations than ``request`` allows,
     `Incomparable` if no parameters of the text to compare with give it this size, and `TextError` for its mistakes.
     """
-    limit, weighed_like = request.max_operations, like if like.weights else None
+    limit, special = request.max_operations, like if like.weights or like.frozen else None
     if not request.opposes:
         workers, micros = _sizes(like)
         if (operations := 2 * workers * micros) > limit:
             raise AboveMaxOperations(f"the baseline of the report, {_size(like)},", operations, limit)
         source, settings = library.baseline(workers, micros)
-        return Request(source, settings, max_operations=limit, weighed_like=weighed_like)
+        return Request(source, settings, max_operations=limit, like=special)
     against, costs = request.against, request.costs.of_model_in(like.stages)
     if against is None:
-        return replace(request, search=None, limits=(), forecast=None, require_fit=False, weighed_like=weighed_like)
+        return replace(request, search=None, limits=(), forecast=None, require_fit=False, like=special)
     fitted = _fitting(against, like, limit) if against.is_scheme else {}
-    return Request(against, fitted, costs, limit, communicators=request.communicators, weighed_like=weighed_like)
+    return Request(against, fitted, costs, limit, communicators=request.communicators, like=special)
 
 
 def weighed(header: Header, like: Header | None) -> Header:
@@ -62,6 +64,44 @@ def weighed(header: Header, like: Header | None) -> Header:
         totals[micro // parts % count] += weight
     means = [total / (parts * like.updates) for total in totals]
     return replace(header, weights=tuple(means[m // header.parts % count] for m in range(header.micro_batches)))
+
+
+def frozen_as(header: Header, like: Header | None) -> Header:
+    """The header with the frozen stages of ``like``.
+
+    Unchanged if it has frozen stages of its own, another number of stages, or no flush.
+    """
+    if like is None or not like.frozen or header.frozen or header.stages != like.stages or header.asynchronous:
+        return header
+    return replace(header, frozen=like.frozen).recomputing_for_backwards()
+
+
+def of_frozen(plan: Plan) -> Plan:
+    """The plan without the operations that its frozen stages lack; a backward of one becomes its input gradient.
+
+    Raises `Incomparable` if a pair loses its backward.
+    """
+    header, kept = plan.header, list[Planned | Unclocked]()
+    for planned in plan.operations:
+        operation = planned.operation
+        parts = [part for part in map(partial(_of_frozen, header), operation.parts) if part]
+        if not isinstance(operation, Pair):
+            kept += [planned._replace(operation=part) for part in parts]
+        elif [part.kind for part in parts] == [part.kind for part in operation.parts]:
+            kept.append(planned)
+        else:
+            lost = f"the frozen stage {operation.backward.stage} has no `{operation.backward.kind}`"
+            raise Incomparable("against", f" {header.scheme}: it has pairs, and {lost}")
+    return Plan(header, tuple(kept))
+
+
+def _of_frozen(header: Header, operation: Compute) -> Compute | None:
+    """The operation as its stage has it, a backward of a frozen stage as its input gradient; None if it has none."""
+    kinds = header.kinds_of[operation.stage]
+    if any(kind.letter == operation.kind.letter for kind in kinds):
+        return operation
+    alone = next((kind for kind in kinds if kind.reads == operation.kind.reads), None)
+    return None if alone is None else replace(operation, kind=alone)
 
 
 def _fitting(against: Source, like: Header, max_operations: int) -> Mapping[str, int]:
@@ -141,6 +181,9 @@ def same_placement(request: Request, schedule: Schedule) -> Iterator[tuple[str, 
             continue
         plan = outlined.level() if outlined.header.parts == header.parts else None
         if isinstance(plan, Plan) and plan.is_clocked:
+            if header.frozen:
+                with suppress(Incomparable):  # for a pair without its backward, the plan stays as it is
+                    plan = of_frozen(replace(plan, header=frozen_as(plan.header, header)))
             yield name, order(plan)
 
 

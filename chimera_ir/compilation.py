@@ -450,13 +450,11 @@ class Compilation:
         from chimera_ir.comparison import weighed
 
         text = parsed(self.request)
-        return (
-            text if isinstance(text, Scheme) else replace(text, header=weighed(text.header, self.request.weighed_like))
-        )
+        return text if isinstance(text, Scheme) else replace(text, header=weighed(text.header, self.request.like))
 
     @_level
     def _outlined(self) -> "Outline":
-        from chimera_ir.comparison import weighed
+        from chimera_ir.comparison import frozen_as, weighed
         from chimera_ir.elaborate.elaborate import outline
 
         scheme, settings = self.scheme, self.request.settings
@@ -465,7 +463,8 @@ class Compilation:
         for warning in outlined.warnings:
             self.warn(warning)
         header = replace(outlined.header, ties=groups(self.request.ties, outlined.header.stages))
-        return replace(outlined, header=weighed(with_lengths(self.request, header), self.request.weighed_like))
+        header, like = with_lengths(self.request, header), self.request.like
+        return replace(outlined, header=frozen_as(weighed(header, like), like))
 
     @_level
     def _repeated(self) -> "Repeated | None":
@@ -476,7 +475,7 @@ class Compilation:
         if request.forecast or request.search or request.offload or request.opposes or not self._is_scheme:
             return None
         header = self._outlined.header
-        if header.micro_batches * header.stages < LARGE:
+        if header.micro_batches * header.stages < LARGE or header.frozen:
             return None
         from chimera_ir.repeated import repeated
 
@@ -527,7 +526,15 @@ class Compilation:
 
     @_level
     def _top(self) -> Text | PlanStream:
-        return self._outlined.level() if isinstance(self._entry, Scheme) else self._entry
+        if not isinstance(self._entry, Scheme):
+            return self._entry
+        outlined = self._outlined
+        level = outlined.level()
+        if outlined.header.frozen and outlined.values.frozen is None and isinstance(level, Plan):
+            from chimera_ir.comparison import of_frozen
+
+            return of_frozen(level)
+        return level
 
     @_level
     def improvement(self) -> "Improvement | None":

@@ -42,8 +42,8 @@ class Request:
 
     Durations come from the ``forecast`` or, without it, from ``costs``. The report compares with the text ``against``;
     without that, with the library's baseline or, after a search, with the order before it. The ``limits`` of a search
-    take the place of those that the text declares. Micro-batches have the weights of the header ``weighed_like``,
-    unless the text gives weights.
+    take the place of those that the text declares. Micro-batches have the weights of the header ``like``, and the same
+    stages are frozen, unless the text itself gives weights or frozen stages.
     """
 
     source: Source
@@ -58,7 +58,7 @@ class Request:
     require_fit: bool = False
     search: "SearchBudget | None" = None
     limits: tuple[tuple[Quantity, int], ...] = ()
-    weighed_like: Header | None = None
+    like: Header | None = None
     offload: bool = False
     slice_lengths: "tuple[int, ...] | EqualTimes" = ()
 

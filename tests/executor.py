@@ -9,7 +9,8 @@ stage and of its ties, for its backward. A micro-batch meets one version of what
 of the slice before it, and its backward the gradient of its own carry, which that of the next slice left. What a
 forward or a first half kept is on the worker or on its host; a copy between the two runs at any moment after its
 launch, in order, and what is copied is nowhere for sure until the lane has waited for it. Where the header restricts
-the kinds of operations there are forwards alone: each must have run once, and nothing is summed.
+the kinds of operations there are forwards alone: each must have run once, and nothing is summed. So it is on the first
+stages if these are frozen; a frozen stage behind a trained one makes gradients of its inputs alone.
 """
 
 import random
@@ -67,7 +68,10 @@ class Executor:
             for s in pipe.recompute
             for m in next((some for stage, some in pipe.recomputed if stage == s), pipe.micros)
         }
-        groups: list[Group] = [*((s,) for s in range(self.stages)), *program.header.ties]
+        self.frozen = {*program.header.frozen}
+        # The first trained stage: those before it keep nothing, and get no gradients.
+        self.first = min({*range(self.stages)} - self.frozen)
+        groups: list[Group] = [*((s,) for s in range(self.stages) if s not in self.frozen), *program.header.ties]
         self.members = {group: {pipe.workers[s] for pipe in program.header.pipes for s in group} for group in groups}
         self.groups = {s: [group for group in groups if s in group] for s in range(self.stages)}
         self.workers = [Worker(number, lane) for number, lane in enumerate(program.lanes)]
@@ -113,6 +117,8 @@ class Executor:
             )
             self.demand(worker.stepped == due, "worker {} stepped {}, not {}", worker.number, worker.stepped, due)
             self.demand(not worker.stashed, "worker {} keeps {}", worker.number, worker.stashed)
+            alone = {(m, s) for (m, s), w in self.where.items() if w == worker.number and s < self.first}
+            self.demand(worker.alone == alone, "worker {} ran {} alone", worker.number, sorted(worker.alone))
             left = worker.host.left
             self.demand(not left, "worker {} leaves {} on its host, or on the way", worker.number, left)
             self.demand(not worker.halves, "worker {} never uses {}", worker.number, list(worker.halves))
@@ -272,9 +278,13 @@ class Executor:
         source = (data, data.value) if stage == 0 else self.input(worker, "act", micros, stage - 1, stage)
         for micro in micros:
             self.demand(self.where[micro, stage] == worker.number, "forward on the wrong worker")
-            self.demand((micro, stage) not in worker.kept, "forward twice")
+            self.demand((micro, stage) not in worker.kept.keys() | worker.alone, "forward twice")
             self.carry(worker, micro, stage)
             worker.carried |= {("c", micro, stage)} if (micro + 1) % self.slices else set()
+            if stage < self.first:
+                worker.alone.add((micro, stage))
+                worker.carried.discard(("c", micro - 1, stage))
+                continue
             worker.kept[micro, stage] = (*source, weights)
             worker.inputs |= {(micro, stage)} & self.again
             if (micro, stage) not in self.again:
@@ -332,8 +342,9 @@ class Executor:
             cell, value, read = worker.kept.pop((micro, stage))
             self.demand(cell.value == value, "the activations of {} on {} were overwritten", micro, stage)
             self.demand(read == weights, "forward of {} on {} with {}, backward with {}", micro, stage, read, weights)
-            worker.halves[micro, stage] = [(cell, value), *given]
-            worker.host.places["operands", micro, stage] = "worker"
+            if stage not in self.frozen:
+                worker.halves[micro, stage] = [(cell, value), *given]
+                worker.host.places["operands", micro, stage] = "worker"
             self.carry(worker, micro, stage)
             used = {("c", micro, stage), ("dc", micro, stage)} if (micro + 1) % self.slices else set()
             self.demand(used <= worker.carried, "the gradient of the carry of {} on {} lacks", micro, stage)

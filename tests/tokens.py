@@ -106,6 +106,7 @@ class Worker:
         self.outputs: dict[object, tuple[Cell, object]] = {}
         self.kept: dict[object, tuple[Cell, object, tuple[int, ...]]] = {}
         self.inputs: set[object] = set()
+        self.alone: set[object] = set()
         self.carried: set[tuple[str, int, int]] = set()
         self.halves: dict[object, list[tuple[Cell, object]]] = {}
         self.host = HostLink()

@@ -150,6 +150,7 @@ def facts(verified: Verified, evaluation: Verified) -> Facts:
         "parts": header.parts,
         **({"slices": header.slices} if header.slices > 1 else {}),
         **({"lengths": list(header.lengths)} if header.lengths else {}),
+        **({"frozen": list(header.frozen)} if header.frozen else {}),
         **({"weights": list(map(int, header.weights))} if header.weights else {}),
         "recomputing": sorted({stage for pipe in header.pipes for stage in pipe.recompute}),
         **({"moving": stages(lambda kind: kind.moves and not kind.moves_operands)} if header.moves else {}),

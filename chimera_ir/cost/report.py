@@ -235,6 +235,7 @@ class Report(Figures):
             **_repeated(self),
             **_further(self),
             **({"weights": list(map(number, map(Fraction, self.header.weights)))} if self.header.weights else {}),
+            **({"frozen": list(self.header.frozen)} if self.header.frozen else {}),
             **({} if self.without_offload is None else {"without_offload": self.without_offload.as_json()}),
             "asynchronous": self.asynchronous,
             **(ages if self.asynchronous else {}),
@@ -433,13 +434,13 @@ def heading(report: Report) -> Text:
     header = report.header
     parameters = " ".join(f"{name}={value}" for name, value in header.parameters)
     costs = _costs(report)
+    frozen = f" ({len(header.frozen)} frozen)" if header.frozen else ""
     sizes = ", ".join(
-        counted(number, noun)
-        for number, noun in (
-            (header.workers, "worker"),
-            (header.stages, "stage"),
-            (header.whole_micro_batches, "micro-batch"),
-            (len(header.pipes), "pipe"),
+        (
+            counted(header.workers, "worker"),
+            counted(header.stages, "stage") + frozen,
+            counted(header.whole_micro_batches, "micro-batch"),
+            counted(len(header.pipes), "pipe"),
         )
     )
     units = ["one update in the steady state"] if header.asynchronous else []
@@ -456,6 +457,8 @@ def _differences(report: Report) -> Iterator[str]:
     if header.stages != base.stages:
         larger = exact(Fraction(header.stages, base.stages))
         yield f"{counted(base.stages, 'stage')}, each as large as {larger} of these"
+    if header.frozen and not base.frozen:
+        yield "all of its stages are trained"
     costs = _costs(report.baseline)
     if costs != _costs(report):
         yield costs

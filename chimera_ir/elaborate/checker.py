@@ -36,6 +36,9 @@ def check_clauses(scheme: ast.Scheme) -> Iterator[Diagnostic]:
     if not scheme.pipes:
         yield say.NoPipes(scheme.name.span, scheme.name.text)
     yield from _once(scheme.items, ast.Workers, "the scheme", "workers")
+    yield from _once(scheme.items, ast.Frozen, "the scheme", "frozen")
+    if updates:
+        yield from (say.FrozenNotSupported(item.span) for item in scheme.items if isinstance(item, ast.Frozen))
     yield from _once(updates, ast.Update, "the scheme", "update")
     for quantity in Quantity:
         bounds = [item for item in scheme.items if isinstance(item, ast.Memory) and item.quantity is quantity]
@@ -514,11 +517,9 @@ class _Checker:
                 self._function(item)
             case ast.Workers(count, left_out):
                 self._number(count, "`workers`", self._defined)
-                for part in left_out:
-                    if isinstance(part, ast.Range):
-                        self._range(part, self._defined)
-                    else:
-                        self._number(part, "`except`", self._defined)
+                self._numbers(left_out, "`except`")
+            case ast.Frozen(stages):
+                self._numbers(stages, "`frozen`")
             case ast.Require(condition):
                 self._formulas.formula(condition, Type.TRUTH, "`require`", self._defined)
             case ast.Update(count):
@@ -535,6 +536,13 @@ class _Checker:
                 self._pipe(item)
             case _:
                 assert_never(item)
+
+    def _numbers(self, parts: Iterable[ast.Expression | ast.Range], place: str) -> None:
+        for part in parts:
+            if isinstance(part, ast.Range):
+                self._range(part, self._defined)
+            else:
+                self._number(part, place, self._defined)
 
     def _define(self, name: ast.Word, meaning: Meaning) -> None:
         if name.text in BUILTINS:

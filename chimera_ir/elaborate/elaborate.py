@@ -114,7 +114,8 @@ def outline(scheme: ast.Scheme, settings: Mapping[str, int], max_operations: int
         period=stream.turn.period * ranges[0].slices if stream else 0,
         slices=ranges[0].slices,
         weights=weights(cut, pipes),
-    )
+        frozen=values.frozen_stages(stages),
+    ).recomputing_for_backwards()
     shown = header_of(header, stream.turns * stream.turn.updates) if stream else header
     return Outline(shown, cut, values, warnings, stream)
 

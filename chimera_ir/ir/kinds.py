@@ -3,9 +3,11 @@
     kind              reads                            makes      frees     sums   opens   occupies
     F                 y of the stages that feed it, c  y, a, c    -         no     yes     lane
     F                 y of the stages that feed it, c  y, x, c    -         no     yes     lane       if it recomputes
+    F                 y of the stages that feed it, c  y, c       c         no     yes     lane       unless it backs
     recompute         x, c                             a          x         no     no      lane
     B                 a, dx of the stages it feeds, dc dx, dc     a, c, dc  yes    no      lane
     I                 a, dx of the stages it feeds, dc dx, dc, g  a, c, dc  no     no      lane
+    I                 a, dx of the stages it feeds, dc dx, dc     a, c, dc  no     no      lane       if it is frozen
     W                 g                                -          g         yes    no      lane
     offload           a                                h          a         no     no      host link
     reload            h                                a          h         no     no      host link
@@ -29,12 +31,15 @@ keys and values. The backward of the slice that read it makes its gradient dc, s
 
 On each stage a micro-batch, or each slice of it, has one of the sets of kinds of `ir.alternatives`: F and B, or F, I
 and W. If the stage recomputes, its forward keeps the input alone, and recompute, which is the forward again, makes a.
+The weights of a frozen stage are not trained. Behind a trained stage it has F and I, and I leaves nothing for a W. With
+nothing trained before it, it does not back: it has F alone, which keeps nothing, and gets no gradient of its output.
 Offload and reload, both or neither, move a to the host and back while the worker computes (`flow.host_moves`), and so
 do offload_operands and reload_operands with g. A value for another stage is gone after the operation that reads it
 there, any other value after the operation that frees it. A kind that frees a value and reads it frees what it read, as
 B does with the dc that the next slice made; else it frees what its own slice made. `Header.readers` says which stages
-read a value. No other module asks whether an operation *is* a forward: it asks what the operation's kind reads, makes,
-frees and sums. `flow.live` follows from what values are counted as.
+read a value, `Header.kinds_of` which rows a stage has. No other module asks whether an operation *is* a forward, or a
+stage frozen: it asks what the operation's kind reads, makes, frees and sums. `flow.live` follows from what values are
+counted as.
 
 A pair is an F and a B of different micro-batches that a worker runs as one operation. It reads, makes, frees and sums
 what both do, and has a cost of its own.
@@ -91,8 +96,25 @@ class Readers(Enum):
     """Says which stages read a value; "it" is the stage that makes the value."""
 
     FED = "the stages that it feeds"
-    FEEDING = "the stages that feed it"
+    FEEDING = "the stages that feed it, and that back"
     OWN = "the stage itself"
+
+
+class Trained(Enum):
+    """What is trained of a stage and of all stages before it; unless that is ``NOTHING``, the stage *backs*.
+
+    A stage that backs gets the gradient of its output, and makes those of its inputs that any stage before reads.
+    """
+
+    ITSELF = "the stage itself"
+    BEFORE = "a stage before it"
+    NOTHING = "nothing"
+
+    __hash__ = object.__hash__  # as that of `Counted`
+
+
+BACKING = frozenset({Trained.ITSELF, Trained.BEFORE})
+"""The stages that make the gradients of their inputs: those that are trained, and those behind a trained one."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -196,6 +218,8 @@ class Kind:
     cost
         Its duration where neither the user nor a profile gives one, in units of a forward. The costs are the paper's: a
         backward takes twice as long as a forward (section 2).
+    stages
+        The stages that have operations of this kind, by what is trained of them.
     """
 
     letter: str
@@ -208,12 +232,13 @@ class Kind:
     occupies: Resource = Resource.LANE
     call: str = ""
     cost: int = 1
+    stages: frozenset[Trained] = frozenset({Trained.ITSELF})
 
     def __repr__(self) -> str:
         return self.letter
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _row, (self.letter, self.recomputes)
+        return _row, (all_kinds().index(self),)
 
     @cached_property
     def recomputes(self) -> bool:
@@ -271,8 +296,19 @@ class Kind:
         return tuple(value for value in self.keeps if not value.slices_on)
 
 
-FORWARD = Kind("F", "forward", reads=(ACTIVATIONS, CARRY), makes=(ACTIVATIONS, KEPT, CARRY), opens=True)
-FORWARD_OF_INPUT = Kind("F", "forward", reads=(ACTIVATIONS, CARRY), makes=(ACTIVATIONS, INPUT, CARRY), opens=True)
+FORWARD = Kind("F", "forward", reads=(ACTIVATIONS, CARRY), makes=(ACTIVATIONS, KEPT, CARRY), opens=True, stages=BACKING)
+FORWARD_OF_INPUT = Kind(
+    "F", "forward", reads=FORWARD.reads, makes=(ACTIVATIONS, INPUT, CARRY), opens=True, stages=BACKING
+)
+FORWARD_ALONE = Kind(
+    "F",
+    "forward",
+    reads=FORWARD.reads,
+    makes=(ACTIVATIONS, CARRY),
+    frees=(CARRY,),
+    opens=True,
+    stages=frozenset({Trained.NOTHING}),
+)
 BACKWARD = Kind(
     "B",
     "backward",
@@ -290,30 +326,43 @@ INPUT_GRADIENT = Kind(
     frees=BACKWARD.frees,
     call="backward_input",
 )
+INPUT_GRADIENT_ALONE = Kind(
+    "I",
+    "input gradient",
+    reads=BACKWARD.reads,
+    makes=BACKWARD.makes,
+    frees=BACKWARD.frees,
+    call="backward_input",
+    stages=frozenset({Trained.BEFORE}),
+)
 WEIGHT_GRADIENT = Kind("W", "weight gradient", (OPERANDS,), (), frees=(OPERANDS,), sums=True, call="backward_weights")
-RECOMPUTATION = Kind("recompute", "recomputation", (INPUT, CARRY), makes=(KEPT,), frees=(INPUT,), call="recompute")
+RECOMPUTATION = Kind(
+    "recompute", "recomputation", (INPUT, CARRY), makes=(KEPT,), frees=(INPUT,), call="recompute", stages=BACKING
+)
 
 
-def _move(letter: str, noun: str, source: Value, target: Value) -> Kind:
-    return Kind(letter, noun, (source,), (target,), frees=(source,), occupies=Resource.HOST_LINK, call=letter)
+def _move(letter: str, noun: str, source: Value, target: Value, stages: frozenset[Trained]) -> Kind:
+    frees, link = (source,), Resource.HOST_LINK
+    return Kind(letter, noun, (source,), (target,), frees=frees, occupies=link, call=letter, stages=stages)
 
 
-OFFLOAD = _move("offload", "offload", KEPT, ON_HOST)
-RELOAD = _move("reload", "reload", ON_HOST, KEPT)
-OFFLOAD_OPERANDS = _move("offload_operands", "offload of operands", OPERANDS, OPERANDS_ON_HOST)
-RELOAD_OPERANDS = _move("reload_operands", "reload of operands", OPERANDS_ON_HOST, OPERANDS)
+_SPLIT = WEIGHT_GRADIENT.stages
+OFFLOAD = _move("offload", "offload", KEPT, ON_HOST, BACKING)
+RELOAD = _move("reload", "reload", ON_HOST, KEPT, BACKING)
+OFFLOAD_OPERANDS = _move("offload_operands", "offload of operands", OPERANDS, OPERANDS_ON_HOST, _SPLIT)
+RELOAD_OPERANDS = _move("reload_operands", "reload of operands", OPERANDS_ON_HOST, OPERANDS, _SPLIT)
 
 _IN_LANES = FORWARD, BACKWARD, INPUT_GRADIENT, WEIGHT_GRADIENT, RECOMPUTATION
 KINDS = {row.letter: row for row in (*_IN_LANES, OFFLOAD, RELOAD, OFFLOAD_OPERANDS, RELOAD_OPERANDS)}
 """The rows of the table by their letters, in the order of reports.
 
-Two rows have the letter F: the forward of a stage that recomputes is not here, but in `all_kinds`.
+Three rows have the letter F, and two I: those that some stages have in place of the plain ones are in `all_kinds`.
 """
 
 
 def all_kinds() -> tuple[Kind, ...]:
-    """All rows of the table: the forward of a stage that recomputes, then the rows of `KINDS`."""
-    return FORWARD_OF_INPUT, *KINDS.values()
+    """All rows of the table: the forward of a stage that recomputes, the rows of `KINDS`, those of frozen stages."""
+    return FORWARD_OF_INPUT, *KINDS.values(), FORWARD_ALONE, INPUT_GRADIENT_ALONE
 
 
 @dataclass(frozen=True, eq=False)
@@ -352,8 +401,8 @@ def costed(letter: str) -> Kind | Pairing:
     return COSTED[letter]
 
 
-def _row(letter: str, recomputes: bool) -> Kind:
-    return next(row for row in all_kinds() if (row.letter, row.recomputes) == (letter, recomputes))
+def _row(number: int) -> Kind:
+    return all_kinds()[number]
 
 
 def _value(letter: str) -> Value:

@@ -18,6 +18,7 @@ from chimera_ir.ir.kinds import (
     Kind,
     Readers,
     Resource,
+    Trained,
     Value,
     all_kinds,
     values,
@@ -214,9 +215,10 @@ class Header:
 
     ``only`` lists the kinds of its operations, in the order of the table, if these are not all kinds: forwards alone
     make no update. Kinds of recomputation are not listed: they follow from the pipes. ``ties`` are the groups of stages
-    that share parameters. ``moves`` says whether any operation moves activations between a worker and its host.
-    Micro-batch m weighs ``weights[m % len(weights)]``, or 1 if there are no weights. ``lengths`` are the relative
-    lengths of the slices; if there are none, all are equally long.
+    that share parameters, ``frozen`` the stages, ascending, whose weights are not trained. ``moves`` says whether any
+    operation moves activations between a worker and its host. Micro-batch m weighs ``weights[m % len(weights)]``, or 1
+    if there are no weights. ``lengths`` are the relative lengths of the slices; if there are none, all are equally
+    long.
     """
 
     scheme: str
@@ -236,13 +238,35 @@ class Header:
     moves: bool = False
     weights: tuple[int | Fraction, ...] = ()
     lengths: tuple[int, ...] = ()
+    frozen: tuple[Stage, ...] = ()
 
     @cached_property
     def kinds(self) -> tuple[Kind, ...]:
         """The kinds that operations of the level may have."""
-        further = (row for row in all_kinds() if (row.recomputes and self.recomputing) or (row.moves and self.moves))
-        plain = (row for row in all_kinds() if not (row.recomputes or row.moves))
-        return (*(self.only or plain), *further)
+        present = {*self.trained}
+        rows = [row for row in all_kinds() if not present.isdisjoint(row.stages)]
+        further = (row for row in rows if (row.recomputes and self.recomputing) or (row.moves and self.moves))
+        plain = [row for row in rows if not (row.recomputes or row.moves)]
+        listed = self.only or [row for row in plain if Trained.ITSELF in row.stages]
+        letters = {kind.letter for kind in listed}
+        of_frozen = (row for row in plain if Trained.ITSELF not in row.stages and row.letter in letters)
+        return (*listed, *of_frozen, *further)
+
+    @cached_property
+    def kinds_of(self) -> tuple[tuple[Kind, ...], ...]:
+        """The kinds that operations of stage s may have, as ``kinds_of[s]``."""
+        rows = {trained: tuple(kind for kind in self.kinds if trained in kind.stages) for trained in Trained}
+        return tuple(rows[trained] for trained in self.trained)
+
+    @cached_property
+    def trained(self) -> tuple[Trained, ...]:
+        """What is trained of stage s and of the stages before it, as ``trained[s]``."""
+        frozen, trained = {*self.frozen}, list[Trained]()
+        for stage, feeding in enumerate(self.feeding):  # a stage is fed by stages of lower numbers
+            behind = any(trained[before] is not Trained.NOTHING for before in feeding)
+            of_frozen = Trained.BEFORE if behind else Trained.NOTHING
+            trained.append(of_frozen if stage in frozen else Trained.ITSELF)
+        return tuple(trained)
 
     @cached_property
     def trains(self) -> bool:
@@ -256,8 +280,14 @@ class Header:
 
     @property
     def answers(self) -> bool:
-        """Whether values go both ways between stages: then a message back shows that an earlier message has arrived."""
+        """Whether values go both ways between stages: forwards alone hand them on in one direction."""
         return len({value.readers for kind in self.kinds for value in kind.hands_on}) > 1
+
+    def answered(self, edge: ops.Crossing) -> bool:
+        """Whether the stage that reads a value hands one back: a message that shows that the earlier one arrived."""
+        source, target, _ = edge
+        back = (value for kind in self.kinds_of[target] for value in kind.hands_on)
+        return any(source in self.readers(value, target) for value in back)
 
     @cached_property
     def fed(self) -> tuple[tuple[Stage, ...], ...]:
@@ -285,7 +315,10 @@ class Header:
     def _stages(self) -> dict[Value, tuple[tuple[tuple[Stage, ...], ...], ...]]:
         themselves = tuple((Stage(s),) for s in range(self.stages))
         fed, feeding = self.fed, self.feeding
-        both = {Readers.FED: (fed, feeding), Readers.FEEDING: (feeding, fed), Readers.OWN: (themselves,) * 2}
+        backs = [trained is not Trained.NOTHING for trained in self.trained]
+        backing = tuple(tuple(stage for stage in before if backs[stage]) for before in feeding)
+        followers = tuple(after if backs[stage] else () for stage, after in enumerate(fed))
+        both = {Readers.FED: (fed, feeding), Readers.FEEDING: (backing, followers), Readers.OWN: (themselves,) * 2}
         return {value: both[value.readers] for value in values()}
 
     @cached_property
@@ -418,24 +451,33 @@ class Header:
 
     @cached_property
     def groups(self) -> tuple[WeightGroup, ...]:
-        """All weight groups: each stage by itself, ascending, then the ties."""
-        return (*((Stage(stage),) for stage in range(self.stages)), *self.ties)
+        """All weight groups: each trained stage by itself, ascending, then the ties."""
+        return (*chain.from_iterable(self._alone), *self.ties)
+
+    @cached_property
+    def _alone(self) -> tuple[tuple[WeightGroup, ...], ...]:
+        """The group of each stage by itself; none of a frozen stage."""
+        of_stage = enumerate(self.trained)
+        return tuple(((Stage(s),),) if trained is Trained.ITSELF else () for s, trained in of_stage)
 
     @cached_property
     def group_numbers(self) -> dict[WeightGroup, int]:
-        """The place of each group in ``groups``; for a stage by itself it is the number of the stage."""
+        """The place of each group in ``groups``."""
         return {group: number for number, group in enumerate(self.groups)}
 
     @cached_property
     def groups_with(self) -> tuple[tuple[WeightGroup, ...], ...]:
         """The groups that stage s is in, as ``groups_with[s]``."""
-        return tuple((group, *(tie for tie in self.ties if group[0] in tie)) for group in self.groups[: self.stages])
+        return tuple((*alone, *(tie for tie in self.ties if s in tie)) for s, alone in enumerate(self._alone))
 
     @cached_property
     def groups_of(self) -> tuple[tuple[WeightGroup, ...], ...]:
         """The groups of which worker w holds any stage, as ``groups_of[w]``, in the order of ``groups``."""
         return tuple(
-            (*((stage,) for stage in held), *(tie for tie in self.ties if not {*tie}.isdisjoint(held)))
+            (
+                *chain.from_iterable(self._alone[stage] for stage in held),
+                *(tie for tie in self.ties if not {*tie}.isdisjoint(held)),
+            )
             for held in self.stages_of
         )
 
@@ -444,6 +486,21 @@ class Header:
         if len(group) == 1:
             return self.holders[group[0]]
         return tuple(sorted({worker for stage in group for worker in self.holders[stage]}))
+
+    def recomputing_for_backwards(self) -> "Header":
+        """The header in which only stages recompute that have a backward."""
+        idle = {stage for stage, trained in enumerate(self.trained) if trained is Trained.NOTHING}
+        if not idle:
+            return self
+        pipes = (
+            replace(
+                pipe,
+                recompute=tuple(stage for stage in pipe.recompute if stage not in idle),
+                recomputed=tuple(some for some in pipe.recomputed if some[0] not in idle),
+            )
+            for pipe in self.pipes
+        )
+        return replace(self, pipes=tuple(pipes))
 
     def recomputes(self, micro: Micro, stage: Stage) -> bool:
         """Whether a stage keeps only its input of a micro-batch, and so runs the forward again."""
@@ -543,8 +600,9 @@ class Program(OneLine):
         return tuple(map(parts_of, self.lanes))
 
 
-# Adds recomputations to lanes of plans and schedules, whose header lists the stages that recompute: a forward on such
-# a stage keeps its input alone, and recompute is an operation of the lane.
+# Gives the operations of plans and schedules the rows that their stages have, and adds recomputations, as the header
+# lists the stages that recompute or are frozen. A forward on a stage that recomputes keeps its input alone, and
+# recompute is an operation of the lane.
 #
 #     F m0 s0                     F m0 s0
 #     F m1 s0                     F m1 s0
@@ -559,9 +617,10 @@ Line = TypeVar("Line", bound=Instruction)
 def in_full(header: Header, lanes: Iterable[Sequence[Line]]) -> tuple[tuple[Line, ...], ...]:
     """The lanes with all recomputations, each right before the operation that needs the activations it makes.
 
-    Where a lane already has a recomputation of a stage of a pipe, none are added for that stage.
+    Where a lane already has a recomputation of a stage of a pipe, none are added for that stage. Operations of frozen
+    stages, and of stages that recompute, get the rows of these stages.
     """
-    if not header.recomputing:
+    if not (header.recomputing or header.frozen):
         return tuple(map(tuple, lanes))
     return tuple(tuple(cast("Iterator[Line]", chain.from_iterable(_blocks(header, lane)))) for lane in lanes)
 
@@ -573,7 +632,7 @@ def recomputes_all(pipe: Pipe, stage: int) -> bool:
 
 def in_blocks(header: Header, operations: Sequence[Operation]) -> Sequence[tuple[Operation, ...]]:
     """A block for each operation, as `in_full` has them: its recomputations, then the operation."""
-    if not header.recomputing:
+    if not (header.recomputing or header.frozen):
         return [(operation,) for operation in operations]
     return cast("list[tuple[Operation, ...]]", list(_blocks(header, operations)))
 
@@ -589,9 +648,9 @@ def _blocks(header: Header, lane: Sequence[Instruction]) -> Iterator[tuple[Instr
                 done.update((micro, part.stage) for micro in micros)
                 first += [Compute(RECOMPUTATION, micros, part.stage, part.origin, part.version)] if micros else []
         if isinstance(instruction, Pair):
-            yield *first, replace(instruction, forward=_kept(header, instruction.forward))
+            yield *first, replace(instruction, forward=_of_stage(header, instruction.forward))
         else:
-            yield *first, _kept(header, instruction) if isinstance(instruction, Compute) else instruction
+            yield *first, _of_stage(header, instruction) if isinstance(instruction, Compute) else instruction
 
 
 def forwards_of_clocked(plan: Plan) -> Iterator[Planned]:
@@ -601,7 +660,7 @@ def forwards_of_clocked(plan: Plan) -> Iterator[Planned]:
         operation = planned.operation
         for part in operation.parts if listed else ():
             if part.kind.opens and _place(plan.header, part) in listed:
-                forward = _kept(plan.header, part)
+                forward = _of_stage(plan.header, part)
                 operation = replace(operation, forward=forward) if isinstance(operation, Pair) else forward
         yield planned if operation is planned.operation else planned._replace(operation=operation)
 
@@ -620,7 +679,12 @@ def _parts(instruction: Instruction) -> tuple[Compute, ...]:
     return instruction.parts if isinstance(instruction, Compute | Pair) else ()
 
 
-def _kept(header: Header, operation: Compute) -> Compute:
+def _of_stage(header: Header, operation: Compute) -> Compute:
+    """The operation with the row of its letter that its stage has; unchanged if the stage has none."""
     if operation.kind.opens and header.recomputes(operation.micros[0], operation.stage):
         return replace(operation, kind=FORWARD_OF_INPUT)
-    return operation
+    if not header.frozen or not 0 <= operation.stage < header.stages:
+        return operation
+    letter, rows = operation.kind.letter, header.kinds_of[operation.stage]
+    kind = next((row for row in rows if row.letter == letter and not row.recomputes), operation.kind)
+    return operation if kind is operation.kind else replace(operation, kind=kind)

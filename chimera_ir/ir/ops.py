@@ -38,9 +38,11 @@ def alternatives(kinds: tuple[Kind, ...]) -> tuple[tuple[Kind, ...], ...]:
 
     Examples
     --------
-    >>> from chimera_ir.ir.kinds import BACKWARD, FORWARD, OFFLOAD, RELOAD, all_kinds
-    >>> alternatives((*all_kinds()[:-4],))
+    >>> from chimera_ir.ir.kinds import BACKWARD, FORWARD, INPUT_GRADIENT_ALONE, OFFLOAD, RELOAD, all_kinds
+    >>> alternatives(tuple(kind for kind in all_kinds() if not kind.moves))
     ((F, B), (F, B, recompute), (F, I, W), (F, I, W, recompute))
+    >>> alternatives((FORWARD, INPUT_GRADIENT_ALONE))
+    ((F, I),)
     >>> alternatives((FORWARD, BACKWARD, OFFLOAD, RELOAD))
     ((F, B), (F, B, offload, reload))
     """

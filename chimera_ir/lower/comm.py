@@ -30,7 +30,8 @@ backward sends the gradients of its input to the stage before. The policy, for a
     the peer has received this one, so the wait never blocks. Sends that no later message answers are waited for at the
     end of the lane, where they delay no operation.
 
-Where operations hand values on in one direction only, as forwards alone do, nothing answers a message. There:
+Where two stages hand values on in one direction only, as forwards alone do, and frozen stages with nothing trained
+before them, nothing answers a message. There:
 
 ``wait send``
     right before the first operation that, in the earliest run, begins when the operation that uses the message is over;
@@ -147,7 +148,7 @@ def communicate(
     """Yields the traffic of each lane, by the policy above.
 
     The schedule has no errors by the rules "complete", "placed" and "acyclic". A receive is posted ``ahead`` operations
-    before its use, at least 0. ``run`` is the earliest run of the schedule, if operations hand values on in one
+    before its use, at least 0. ``run`` is the earliest run of the schedule, if any two stages hand values on in one
     direction only. ``communicators`` says which messages share one.
     """
     return in_order(_gathered(schedule, ahead, run, communicators), 0)
@@ -170,11 +171,11 @@ def in_order(traffics: list[Traffic], start: int) -> Iterator[Traffic]:
 
 
 def _gathered(schedule: Schedule, ahead: int, run: EarliestRun | None, communicators: Communicators) -> list[Traffic]:
-    # The hand-overs between workers are the messages. Without answers it is decided now where their sends are waited
-    # for, as this decides for how long their memory is in use.
+    # The hand-overs between workers are the messages. For those without answers it is decided now where their sends are
+    # waited for, as this decides for how long their memory is in use.
     places = Flow(schedule.header, chain.from_iterable(map(enumerate, schedule.lanes)))
     links = _links(schedule, places)
-    waits = {} if run is None else _waits(links, run)
+    waits = {} if run is None else _waits(schedule.header, links, run)
     if run is not None:
         links = _kept_for_sends(schedule.header, places, links, waits)
     return placed(links, [len(lane) for lane in schedule.lanes], waits, ahead, communicators)
@@ -190,8 +191,8 @@ def placed(
     """The traffic of every lane, not yet in its order: a receive may be posted before the lane's start.
 
     ``links`` has the messages of every directed pair of workers, in the order in which they are sent. ``ends`` has the
-    place at which each lane ends. ``waits`` has the place at which each send is waited for, if no message answers
-    another. Receives are posted ``ahead`` operations before their use; ``communicators`` says which messages share one.
+    place at which each lane ends. ``waits`` has the place at which a send is waited for that no message answers.
+    Receives are posted ``ahead`` operations before their use; ``communicators`` says which messages share one.
     """
     traffics = [Traffic() for _ in ends]
     for (sender, receiver), transfers in links.items():
@@ -208,7 +209,9 @@ def placed(
             at_sender.sent[transfer.produced].append(transfer)
         # Sends are waited for when an answer proves that they are over, or else by the times of the earliest run.
         end = ends[sender]
-        retired = (waits[sent.message] for sent in transfers) if waits else _answered(transfers, answers, end)
+        retired = _answered(transfers, answers, end)
+        if waits:
+            retired = (waits.get(sent.message, place) for sent, place in zip(transfers, retired, strict=True))
         for place, transfer in zip(retired, transfers, strict=True):
             (at_sender.retired[place] if place < end else at_sender.unanswered).append(transfer)
     return traffics
@@ -264,31 +267,37 @@ def _answered(transfers: Iterable[Transfer], answers: list[Transfer], end: int) 
     return (uses[bisect_left(produced, transfer.used)] for transfer in transfers)
 
 
-def _waits(links: Mapping[Link, Iterable[Transfer]], run: EarliestRun) -> dict[Message, int]:
+def _waits(header: Header, links: Mapping[Link, Iterable[Transfer]], run: EarliestRun) -> dict[Message, int]:
+    answered = {edge: header.answered(edge) for edge in header.edges}
     return {
         transfer.message: bisect_left(run.begins[transfer.sender], run.ends[transfer.receiver][transfer.used])
         for transfers in links.values()
         for transfer in transfers
+        if not answered[transfer.message.edge]
     }
 
 
 def _kept_for_sends(
     header: Header, places: Flow, links: Mapping[Link, Iterable[Transfer]], waits: Mapping[Message, int]
 ) -> dict[Link, list[Transfer]]:
-    """Corrects ``over`` of all messages, for schedules in which no message answers another.
+    """Corrects ``over`` of all messages, for schedules in which no message answers some others.
 
     A stage may make its output in the memory of its input. So ``over`` is when the receiver needs nothing any more that
-    is made from the message: no stage there reads it, and all sends of it are over, each at its place in ``waits``.
+    is made from the message: no stage there reads it, and all sends of it are over, each at its place in ``waits``. A
+    send that is answered is over before the backward that ends the use of its input.
     """
+    answered = {edge: header.answered(edge) for edge in header.edges}
 
     def over(transfer: Transfer) -> int:
         last, received = transfer.over, [transfer.message]
         # What is made of a message is sent on, or read by a stage on this worker: then follow what that stage makes.
         for made in chain.from_iterable(passed_on(header, message) for message in received):
+            if answered[made.edge]:
+                continue
             if header.worker(made.micros[0], made.target) != transfer.receiver:
                 last = max(last, waits[made])
             else:
-                last = max(last, places.consumer(made))
+                last = max(last, places.last_use(made))
                 received.append(made)
         return last
 

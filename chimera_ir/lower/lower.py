@@ -106,7 +106,7 @@ def forwards(level: Schedule | ScheduleStream) -> Schedule:
 
 
 def forwards_header(trained: Header) -> Header:
-    """The header of the forwards alone: without backwards, recomputation, moves, strategies and updates."""
+    """The header of the forwards alone: without all that only updates have, such as backwards and recomputation."""
     return replace(
         trained,
         pipes=tuple(replace(pipe, recompute=(), recomputed=()) for pipe in trained.pipes),
@@ -115,6 +115,7 @@ def forwards_header(trained: Header) -> Header:
         period=0,
         only=tuple(kind for kind in KINDS.values() if kind.opens),
         moves=False,
+        frozen=(),
     )
 
 
@@ -433,7 +434,7 @@ def lower(
     if isinstance(schedule, ScheduleStream):
         return lower_stream(schedule, ahead, duration, communicators, moves)
     net = net or net_of(schedule)
-    run = None if header.answers else earliest_run(net)
+    run = None if all(map(header.answered, header.edges)) else earliest_run(net)
     traffics = communicate(schedule, ahead, run, communicators)
     lanes = zip(schedule.lanes, traffics, synchronise(schedule, duration, net), moves, strict=True)
     return Program(

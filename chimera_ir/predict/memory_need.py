@@ -123,12 +123,13 @@ class _Worker:
     def need(self, held: Holdings) -> MemoryNeed:
         stages, units = self._setting.stages, self._header.units
         longest = max(self._header.slice_lengths)
+        trained = [stage for stage, _ in held.copies if stage not in self._header.frozen]
         messages = [*held.sending, *((edge, micros) for edge, slots in held.receiving for micros in slots)]
         return MemoryNeed(
             weights=sum(copies * stages[stage].weights for stage, copies in held.copies),
-            gradients=sum(stages[stage].gradients for stage, _ in held.copies)
-            + max((stages[stage].first_gradients for stage, _ in held.copies), default=0),
-            optimizer=sum(self._setting.optimizer(self._header, stage) for stage, _ in held.copies),
+            gradients=sum(stages[stage].gradients for stage in trained)
+            + max((stages[stage].first_gradients for stage in trained), default=0),
+            optimizer=sum(self._setting.optimizer(self._header, stage) for stage in trained),
             messages=sum(share(micros * longest, self._setting.message(edge), units) for edge, micros in messages),
             activations=max((kept_bytes(moment, self.bytes_of, units) for moment in held.fullest), default=0),
             host=max(map(self._on_host, held.on_host), default=0),

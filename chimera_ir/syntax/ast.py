@@ -266,6 +266,12 @@ class Workers(SyntaxNode):
     left_out: tuple[Expression | Range, ...]
 
 
+class Frozen(SyntaxNode):
+    """The line ``frozen stages, ..``: the stages whose weights are not trained."""
+
+    stages: tuple[Expression | Range, ...]
+
+
 class Function(SyntaxNode):
     """The line ``fn name(parameters) = body``: a function for formulas."""
 
@@ -314,7 +320,7 @@ class PipeBlock(SyntaxNode):
         return tuple(clause for clause in self.clauses if isinstance(clause, kind))
 
 
-Item = Workers | Let | Function | Require | Update | Memory | PipeBlock
+Item = Workers | Frozen | Let | Function | Require | Update | Memory | PipeBlock
 
 
 class Scheme(SyntaxNode):

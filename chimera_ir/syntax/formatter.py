@@ -1,6 +1,6 @@
 """The canonical text of a scheme: it parses to the same tree, and formatting it again changes nothing."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import groupby
 from typing import NamedTuple, assert_never
@@ -92,10 +92,9 @@ def show(scheme: ast.Scheme) -> str:
 def _item(item: ast.Item) -> str:
     match item:
         case ast.Workers(count, left_out):
-            listed = ", ".join(
-                _range(part) if isinstance(part, ast.Range) else show_expression(part) for part in left_out
-            )
-            return f"workers {show_expression(count)}" + (f" except {listed}" if left_out else "")
+            return f"workers {show_expression(count)}" + (f" except {_numbers(left_out)}" if left_out else "")
+        case ast.Frozen(stages):
+            return f"frozen {_numbers(stages)}"
         case ast.Let():
             return _let(item)
         case ast.Function(name, parameters, body):
@@ -113,6 +112,10 @@ def _item(item: ast.Item) -> str:
             return f"pipe {name.text}{indexed} {{\n{lines}}}"
         case _:
             assert_never(item)
+
+
+def _numbers(parts: Iterable[ast.Expression | ast.Range]) -> str:
+    return ", ".join(_range(part) if isinstance(part, ast.Range) else show_expression(part) for part in parts)
 
 
 def _let(let: ast.Let) -> str:

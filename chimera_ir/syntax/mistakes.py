@@ -15,7 +15,7 @@ from chimera_ir.source import Span
 OPENERS = {"(": ")", "[": "]", "{": "}"}
 CLOSERS = {closer: opener for opener, closer in OPENERS.items()}
 
-SCHEME_LINES = frozenset({"workers", "let", "fn", "require", "update", "memory", "pipe"})
+SCHEME_LINES = frozenset({"workers", "frozen", "let", "fn", "require", "update", "memory", "pipe"})
 PIPE_LINES = frozenset({"stages", "micros", "slices", "let", "reads", "recompute", "sync"})
 """The words that begin a line in a pipe; the other lines are operations."""
 
@@ -130,8 +130,8 @@ def short(token: Token) -> str:
 
 
 _KEYWORDS = """
-scheme workers except let fn require update every memory pipe in stages micros slices on by as halves weigh reads
-version recompute sync of prefer when if then else and or not
+scheme workers except frozen let fn require update every memory pipe in stages micros slices on by as halves weigh
+reads version recompute sync of prefer when if then else and or not
 """
 KEYWORDS = frozenset(_KEYWORDS.split())
 """The words that cannot be names."""

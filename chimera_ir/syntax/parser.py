@@ -47,6 +47,7 @@ _PLACEHOLDER = next(iter(KINDS.values()))
 _NODES: dict[str, Callable[..., Any]] = {
     "parameter": ast.Parameter,
     "workers": lambda count, *left_out, span: ast.Workers(count, left_out, span=span),
+    "frozen": lambda *stages, span: ast.Frozen(stages, span=span),
     "let": ast.Let,
     "table": lambda *entries, span: ast.NumberTable(entries, span=span),
     "function": lambda name, *parts, span: ast.Function(name, parts[:-1], parts[-1], span=span),

@@ -48,6 +48,8 @@ def unfit(level: Schedule | ScheduleStream) -> str:
         return "its micro-batches are cut into slices, and torch's are whole"
     if not header.trains:
         return "it has no backwards, and a schedule of torch trains"
+    if header.frozen:
+        return f"stage {header.frozen[0]} is frozen, and in torch's schedules every stage has a backward"
     if header.recomputing:
         return (
             "its recomputations are operations, and torch has none: wrap the layers in torch.utils.checkpoint instead"

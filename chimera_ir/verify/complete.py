@@ -9,17 +9,18 @@ keeps by the backward or, if that is split, by the input gradient, and what this
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import combinations, islice, product
+from itertools import chain, combinations, islice, product
 
 from chimera_ir.diagnostics.catalogue import schedule as say
 from chimera_ir.diagnostics.catalogue.names import PairOfOne, PairUneven
 from chimera_ir.diagnostics.catalogue.values import Instance
 from chimera_ir.diagnostics.model import Diagnostic
 from chimera_ir.flow.flow import Flow
-from chimera_ir.ir.kinds import Kind, Value
+from chimera_ir.ir.kinds import Kind, Trained, Value
 from chimera_ir.ir.levels import Header, Pipe, Schedule
 from chimera_ir.ir.ops import NOWHERE, Compute, Micro, Pair, Stage, Worker, alternatives
 from chimera_ir.ir.text.printer import kinds_line, line, micros_name
+from chimera_ir.plural import listed
 from chimera_ir.source import Span
 
 # Rule "placed": every stage of a pipe is on one worker within range, every operation on the worker of its stage.
@@ -40,6 +41,9 @@ def _header(header: Header) -> Iterator[Diagnostic]:
         from chimera_ir.diagnostics.catalogue.irtext import UnevenPlan  # the mistakes of IR texts alone
 
         yield UnevenPlan(NOWHERE, header.micro_batches, header.updates, header.period, header.slices)
+    for tie in header.ties:
+        if frozen := [stage for stage in tie if stage in header.frozen]:
+            yield say.TieFrozen(NOWHERE, listed(tie), frozen[0])
     for pipe in header.pipes:
         if len(pipe.workers) != header.stages:
             yield say.StagesUnplaced(NOWHERE, pipe.name, len(pipe.workers), header.stages, header.stages - 1)
@@ -63,8 +67,22 @@ def _even(header: Header) -> bool:
     return shared and header.period % header.per_update == 0
 
 
-_Mistake = say.KindNotThere | say.NoSuchOperation | say.RecomputesNothing | say.RecomputesInPart | say.WrongWorker
-_MISTAKES = say.KindNotThere, say.NoSuchOperation, say.RecomputesNothing, say.RecomputesInPart, say.WrongWorker
+_Mistake = (
+    say.KindNotThere
+    | say.NoSuchOperation
+    | say.FrozenStage
+    | say.RecomputesNothing
+    | say.RecomputesInPart
+    | say.WrongWorker
+)
+_MISTAKES = (
+    say.KindNotThere,
+    say.NoSuchOperation,
+    say.FrozenStage,
+    say.RecomputesNothing,
+    say.RecomputesInPart,
+    say.WrongWorker,
+)
 """The mistakes of an operation by itself, in the order in which they are looked for and reported."""
 
 
@@ -95,6 +113,10 @@ def _mistake(header: Header, worker: Worker, operation: Compute) -> _Mistake | N
         message, *facts = unknown
         last = header.stages - 1, header.micro_batches // header.slices - 1, header.workers - 1
         return message(*where(), *last, 1, *facts)
+    if stage in header.frozen and kind not in header.kinds_of[stage]:
+        passes = header.trained[stage] is Trained.BEFORE
+        first = header.trained.index(Trained.ITSELF)
+        return (say.FrozenBehind if passes else say.FrozenStage)(*where(), stage, first, 1)
     recomputed = [micro for micro in micros if header.recomputes(micro, stage)]
     if kind.recomputes and micros[0] not in recomputed:
         return say.RecomputesNothing(*where(), stage, header.pipe_of[micros[0]].name, 1)
@@ -109,7 +131,7 @@ def _mistake(header: Header, worker: Worker, operation: Compute) -> _Mistake | N
 def _doubtful(header: Header, operations: Iterable[tuple[Worker, Compute]]) -> Iterator[tuple[Worker, Compute]]:
     """Yields the operations that need a closer look: nearly all are obviously right, and are left out."""
     pipe_of, stages, plain = header.pipe_of, header.stages, {kind for kind in header.kinds if not kind.recomputes}
-    if header.steps_inside:
+    if header.steps_inside or header.frozen:
         yield from operations
         return
     for worker, operation in operations:
@@ -149,6 +171,9 @@ _Placed = tuple[Worker, Compute]
 
 _Repetition = say.Duplicate | say.DoneTwice | say.OperandsOfWhole
 
+_WholeSets = Sequence[Sequence[tuple[Kind, ...]]]
+"""The sets of kinds that a micro-batch can have on stage s, as ``of_stage[s]``, the smallest set first."""
+
 _Cells = Mapping[int, Sequence[_Placed]]
 """The operations in each cell, a micro-batch on a stage, whose key is ``micro * stages + stage``.
 
@@ -164,7 +189,9 @@ def complete(header: Header, operations: Sequence[_Placed]) -> Iterator[Diagnost
     that runs it. The header has passed the rule "placed", so its micro-batches are 0 .. N-1; the numbers of the
     operations are within its ranges.
     """
-    whole = alternatives(header.kinds)
+    of_stage = [alternatives(kinds) for kinds in header.kinds_of]
+    # By "placed" each operation has a row of its stage. Such rows that are complete on any stage are so on this one.
+    whole = tuple(dict.fromkeys(chain.from_iterable(of_stage)))
     if _is_complete(header, operations, whole):
         return
     cells: dict[int, list[_Placed]] = defaultdict(list)
@@ -175,7 +202,7 @@ def complete(header: Header, operations: Sequence[_Placed]) -> Iterator[Diagnost
     yield from repeated
     # A line that moves the same micro-batches again and again lacks others for this reason: its repetition says it all.
     lines = {diagnostic.span for diagnostic in repeated}
-    for diagnostic in _missing(header, cells, whole):
+    for diagnostic in _missing(header, cells, of_stage):
         if not isinstance(diagnostic, say.MissingMove) or diagnostic.span not in lines:
             yield diagnostic
 
@@ -232,10 +259,10 @@ def _again(header: Header, second: _Placed, first: _Placed) -> _Repetition:
     )
 
 
-def _missing(header: Header, cells: _Cells, whole: Sequence[tuple[Kind, ...]]) -> Iterator[Diagnostic]:
+def _missing(header: Header, cells: _Cells, of_stage: _WholeSets) -> Iterator[Diagnostic]:
     for pipe in header.pipes:
         absent: dict[tuple[Kind, ...], list[tuple[Micro, Stage]]] = defaultdict(list)
-        for lacking, micro, stage in islice(_absent(header, pipe, cells, whole), _LISTED):
+        for lacking, micro, stage in islice(_absent(header, pipe, cells, of_stage), _LISTED):
             absent[lacking].append((micro, stage))
         for lacking, places in absent.items():
             micro, stage = places[0]
@@ -247,14 +274,16 @@ def _missing(header: Header, cells: _Cells, whole: Sequence[tuple[Kind, ...]]) -
             which = micros_name((micro,), header.slices)
             facts = pipe.name, pipe.workers[stage], which, stage, tuple(kind.noun for kind in lacking), added
             message = say.MissingMove if any(kind.moves for kind in lacking) else say.Missing
+            if stage in header.frozen and message is say.Missing:
+                message = say.MissingOfFrozen
             yield (message if present else say.Skipped)(where, *facts, _directions(header), len(places))
 
 
 def _absent(
-    header: Header, pipe: Pipe, cells: _Cells, whole: Sequence[tuple[Kind, ...]]
+    header: Header, pipe: Pipe, cells: _Cells, of_stage: _WholeSets
 ) -> Iterator[tuple[tuple[Kind, ...], Micro, Stage]]:
-    """Yields the kinds that make a cell's the first possible set of ``whole``; cells with a `_clash` are left out."""
-    for micro, number in product(pipe.micros, range(header.stages)):
+    """Yields the kinds that make a cell's the first possible set of its stage; cells with a `_clash` are left out."""
+    for micro, (number, whole) in product(pipe.micros, enumerate(of_stage)):
         several = cells.get(micro * header.stages + number, ())
         if not several or _clash(several, whole) is None:
             present = [operation.kind for _, operation in several]

@@ -216,7 +216,11 @@ def holdings(level: Program | ProgramStream) -> Iterator[Holdings]:
     for stages, groups, (parts, rings) in zip(header.stages_of, header.groups_of, lanes, strict=True):
         steps = list(parts.steps)
         stashed = highest_by_key(repeated(stashes(parts, header.per_turn if period else 0)))
-        copies = [(group, 1 + stashed[group].amount if group in stashed else 1) for group in groups]
+        ties = (group for group in groups if len(group) > 1)
+        copies = [
+            (group, 1 + stashed[group].amount if group in stashed else 1)
+            for group in (*((stage,) for stage in stages), *ties)
+        ]
         under_way = highest_by_key(repeated(_under_way(parts, period)))
         yield Holdings(
             fullest=fullest(header, stages, steps, period),

@@ -204,6 +204,8 @@ class Checked:
                 for optimizer in watched:
                     optimizer.gather()
         optimizers = dict(zip(by_group(self.modules, context.ties), watched, strict=True))
+        for stage in {*stages}.intersection(context.world.job.frozen):  # without steps, and without gradients
+            optimizers[stage,].gradients = [[] for _ in range(updates)]
         return RankResult(
             {group: optimizer.gradients for group, optimizer in optimizers.items()},
             {group: [_copy(p) for p in optimizer.parameters] for group, optimizer in optimizers.items()},

@@ -273,6 +273,14 @@ backward_is_bent = worded(
     "gradients divided by an estimate, a power of 2, and these are corrected afterwards. So what such a hook sees is "
     "too large or too small, by a factor of up to about 1.5: let loss return a mean, or clip with clip_grad_norm_"
 )
+frozen_stage_is_trained = Misuse.worded(
+    "stage {stage} is frozen in {scheme}, and its module has parameters with requires_grad: {names:first 3}. Call "
+    "requires_grad_(False) where the stage is made, or take the stage out of the scheme's line `frozen`"
+)
+trained_stage_is_frozen = Misuse.worded(
+    "no parameter of stage {stage} has requires_grad, and {scheme} trains it: its line `frozen` has {frozen:stage} "
+    "alone. Add the stage to that line, or train a parameter"
+)
 _IN_A_BUFFER = "keep in a buffer (register_buffer) what a forward changes"
 forward_replaces_parameter = Misuse.worded(
     "the forward of stage {stage} registers, replaces or deletes the parameter {name}, which no optimizer and no "

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 from chimera_runtime.program import rank_facts
 from chimera_runtime.program.rank_facts import Group, Route
@@ -23,6 +24,8 @@ class Job:
     over several micro-batches, ``split_backward`` the stages with backwards in two halves. ``moving`` are the stages
     whose activations move to the host and back, ``moving_operands`` the stages that move what is kept between the
     halves. ``kinds`` are the letters of all kinds of operations.
+
+    The weights of the stages in ``frozen`` are not trained.
 
     Without a flush the lanes repeat every ``period`` micro-batches. ``reads[s]`` says which version of the weights
     stage s reads for each micro-batch of a period: the number of updates in the periods before plus an offset. The
@@ -56,6 +59,7 @@ class Job:
     moving_operands: tuple[int, ...] = ()
     weights: tuple[int, ...] = ()
     lengths: tuple[int, ...] = ()
+    frozen: tuple[int, ...] = ()
 
     @property
     def moves(self) -> bool:
@@ -97,6 +101,17 @@ class Job:
         return rank_facts.feeding(self.stages)
 
     @cached_property
+    def backwards(self) -> tuple["Backwards", ...]:
+        """The part that each stage has in backwards."""
+        backs = list[bool]()
+        for stage, feeding in enumerate(self.feeding):  # a stage is fed by stages of lower numbers
+            backs.append(stage not in self.frozen or any(backs[before] for before in feeding))
+        return tuple(
+            Backwards(backs[stage], stage not in self.frozen, any(backs[before] for before in feeding))
+            for stage, feeding in enumerate(self.feeding)
+        )
+
+    @cached_property
     def sinks(self) -> tuple[int, ...]:
         """The stages that feed no other, ascending."""
         return tuple(stage for stage, fed in enumerate(self.fed) if not fed)
@@ -119,6 +134,22 @@ class Job:
     def members(self, group: Group) -> tuple[int, ...]:
         """The workers that hold any stage of a weight group, ascending."""
         return tuple(sorted({worker for stage in group for worker in self.holders[stage]}))
+
+
+class Backwards(NamedTuple):
+    """The part of a stage in backwards: whether it ``has`` any, ``trains`` its weights, and ``returns`` gradients of
+    its inputs to the stage before.
+
+    A stage that is not frozen has all but the last, which it lacks where nothing before it is trained.
+    """
+
+    has: bool = True
+    trains: bool = True
+    returns: bool = True
+
+
+WHOLE = Backwards()
+"""The part of a stage that is trained, behind another trained one."""
 
 
 @dataclass(frozen=True)

@@ -90,11 +90,12 @@ class ProcessGroups:
 
 
 def sums_of(job: Job, place: Place, backend: str, groups: ProcessGroups) -> Sums:
-    """Makes a communicator for each weight group that several ranks hold, over these ranks."""
+    """Makes a communicator for each weight group that is trained and that several ranks hold, over these ranks."""
     sums: Sums = {}
     for stages in job.groups:
         ranks = place.ranks_of(job.members(stages))
-        group = groups.make(ranks, backend) if len(ranks) > 1 else None
+        is_summed = len(ranks) > 1 and stages[0] not in job.frozen  # a tie has no frozen stage
+        group = groups.make(ranks, backend) if is_summed else None
         if place.rank in ranks:
             sums[stages] = group, tuple(ranks)
     return sums

@@ -116,11 +116,15 @@ class Carries:
             [(number, numbers[id(t)]) for number, t in tensors if id(t) in numbers],
         )
 
+    def release(self, micro: int) -> None:
+        """Counts the carry that a forward has left, if any, as freed."""
+        self.held -= self._sizes.pop(micro, 0)
+
     def begin_backward(self, micro: int, graph: CarryGraph) -> tuple[Roots, Tensors]:
         """Returns the roots in the carry of a micro-batch that have a gradient, and their gradients. Those of tensors
         that the forward has passed on go to the leaves.
         """
-        self.held -= self._sizes.pop(micro, 0)
+        self.release(micro)
         gradients = self._gradients.pop(micro, None)
         if gradients is None:
             return (), ()

@@ -10,6 +10,7 @@ import torch
 from chimera_runtime.blame import ModelError, UserCode, during
 from chimera_runtime.errors import FAILED
 from chimera_runtime.errors.stage import backward_of_pair_did_not_run, memory_was_written
+from chimera_runtime.program.job import WHOLE, Backwards
 from chimera_runtime.program.numbering import Micros, Numbering, numbers_of
 from chimera_runtime.program.rank_facts import VALUES
 from chimera_runtime.ranks.messages import LinkToHost, Reader, from_host
@@ -63,6 +64,7 @@ class Stage(WeightGroup):
 
     ``recomputed`` are the micro-batches, modulo ``numbering.cycle``, whose forward keeps only its input and runs again
     later; ``is_compared`` says, by the number of updates since the run began, whether the two runs are compared.
+    ``backwards`` is the part of the stage in backwards: without any, its forwards keep nothing.
     ``read`` reads auxiliary losses and results of comparisons from the device.
     """
 
@@ -82,6 +84,7 @@ class Stage(WeightGroup):
         read: Reader = from_host,
         is_compared: IsCompared = in_some,
         host_link: LinkToHost | None = None,
+        backwards: Backwards = WHOLE,
     ) -> None:
         super().__init__((number,), weights, gradient_sum, numbering)
         self.ties = ties
@@ -89,7 +92,9 @@ class Stage(WeightGroup):
         self.module = module
         self.inputs = self.gradients = Slots()
         self._input = StageInput(number, before, bool(traits.in_place), notes=host_link is not None)
-        self._has_neighbour = {v: (output.after if VALUES[v].onward else before) is not None for v in VALUES}
+        self._backwards_of = backwards
+        taken = {True: output.after is not None, False: before is not None and backwards.returns}
+        self._is_taken = {letter: taken[value.onward] for letter, value in VALUES.items()}
         self.runs = ModuleRuns(number, alone(module), self._input, output, traits, numbering, load_keywords)
         self.carries = Carries(number, numbering.slices, traits.takes)
         self._output = output
@@ -180,8 +185,8 @@ class Stage(WeightGroup):
             self._hand_on("y", micros, outputs)
 
     def _hand_on(self, value: str, micros: Micros, tensors: Tensors) -> None:
-        """Keeps a value, such as ``y``, until `_handed_on` takes it, if there is a neighbour to send it to."""
-        if self._has_neighbour[value]:
+        """Keeps a value, such as ``y``, until `_handed_on` takes it, if another stage reads it."""
+        if self._is_taken[value]:
             self._made[value, micros] = tensors, [*map(VERSION, tensors)]
 
     outputs, input_gradients = _handed_on("y"), _handed_on("dx")
@@ -201,7 +206,9 @@ class Stage(WeightGroup):
                 self._side_numbers.add(self.number, micro, self._numbering.place(micro)[0], auxiliary)
             if are_carried:
                 self.carries.keep(micro, carry, inputs, result.carry)
-            if auxiliary or are_carried:
+            if not self._backwards_of.has:
+                self.carries.release(micro - 1)
+            elif auxiliary or are_carried:
                 self._saved[micro] = self._saved_graph(result)
             else:
                 self._saved[micro] = tuple.__new__(SavedGraph, (result.leaves, result.roots, (), NO_CARRIES))
@@ -284,8 +291,11 @@ class Stage(WeightGroup):
         self._backwards("B", self._backward, micros, gradients)
 
     def backward_input(self, micros: Micros, gradients: Tensors = ()) -> None:
-        """Runs the first half of a `backward`, which makes the gradients for the stage before."""
-        self._backwards("I", partial(self._backward, splits=True), micros, gradients)
+        """Runs the first half of a `backward`, which makes the gradients for the stage before: all of it if the stage
+        is frozen.
+        """
+        run = partial(self._backward, splits=True) if self._backwards_of.trains else self._backward
+        self._backwards("I", run, micros, gradients)
 
     def backward_weights(self, micros: Micros) -> None:
         """Runs the second half of a `backward`, which adds to the gradients of the weights."""
@@ -372,7 +382,7 @@ class Stage(WeightGroup):
         if not splits:
             for group in (self, *self.ties):
                 group.gradient_sum.collect()
-            if counts:
+            if counts and self._backwards_of.trains:
                 self._count(counts)
         if are_carried:
             self.carries.end_backward(micro, graph.carries)

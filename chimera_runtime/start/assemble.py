@@ -267,6 +267,7 @@ def build_and_probe(
     """
     with located, failures_shared(world.control_group.store, world.place.rank), generators_kept():
         built = modules(world, model, seed)
+        require_frozen(world.job, built)
         compared = compare_stages(world.control_group, model, built, declared(model, world.job))
         probed = probe_stages(world, model, feed, built, seed=seed, measures=measures)
     feed.names = keyword_names(probed.traits, built)
@@ -285,6 +286,17 @@ def modules(world: World, model: Model, seed: int) -> dict[int, torch.nn.Module]
     unite(world.control_group, world.job, built, ties, model=model)
     label(parameters_by_name(model, built, ties))
     return built
+
+
+def require_frozen(job: Job, built: Mapping[int, torch.nn.Module]) -> None:
+    """Raises `Misuse` if a program has frozen stages, and ``requires_grad`` of a module says otherwise."""
+    for stage, module in built.items() if job.frozen else ():
+        named = dict(module.named_parameters())
+        trained = [name for name, parameter in named.items() if parameter.requires_grad]
+        if stage in job.frozen and trained:
+            raise mistakes.frozen_stage_is_trained(scheme=job.name, stage=stage, names=trained)
+        if stage not in job.frozen and named and not trained:
+            raise mistakes.trained_stage_is_frozen(scheme=job.name, stage=stage, frozen=job.frozen)
 
 
 def remarks(job: Job, backend: str, device: torch.device, probed: ProbeResult) -> list[str]:
@@ -407,6 +419,7 @@ def assemble(
             load_keywords=load_keywords,
             read=world.read,
             host_link=world.host_link if job.moves else None,
+            backwards=job.backwards[number],
         )
         stages[number].reserve(facts.slots, world.device)
     return stages

@@ -43,6 +43,7 @@ RULES = {
     "CH329": "complete, placed",
     "CH330": "complete, placed",
     "CH332": "complete, placed",
+    "CH333": "complete, placed",
     "CH401": "missing",
     "CH402": "redundant",
     "CH403": "misplaced",

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from chimera_ir.ir.kinds import BACKWARD, FORWARD
+from chimera_ir.ir.kinds import BACKWARD, FORWARD, INPUT_GRADIENT
 from chimera_ir.ir.levels import Header, Pipe, Plan
 from chimera_ir.ir.ops import Clock, Compute, Micro, Planned, Stage, WeightGroup, Worker
 from chimera_ir.source import Span
@@ -105,6 +105,34 @@ def random_ties(rng: random.Random, stages: Sequence[int]) -> tuple[WeightGroup,
 def with_ties(plan: Plan, *ties: tuple[int, ...]) -> Plan:
     """The plan of a model whose stages share parameters."""
     return replace(plan, header=replace(plan.header, ties=tuple(tuple(map(Stage, tie)) for tie in ties)))
+
+
+def with_frozen(plan: Plan, *frozen: int) -> Plan:
+    """The plan of a model with frozen stages, and without the operations that these lack.
+
+    The first trained stage, and all stages behind it, make gradients of their inputs. What is tied to a frozen stage is
+    tied no more.
+    """
+    first = min({*range(plan.header.stages)} - {*frozen})
+    kept = []
+    for planned in plan.operations:
+        operation = planned.operation
+        if operation.stage < first and not operation.kind.opens:
+            continue
+        if operation.stage in frozen and operation.kind is BACKWARD:
+            planned = planned._replace(operation=replace(operation, kind=INPUT_GRADIENT))
+        kept.append(planned)
+    pipes = (
+        replace(
+            pipe,
+            recompute=tuple(stage for stage in pipe.recompute if stage >= first),
+            recomputed=tuple(some for some in pipe.recomputed if some[0] >= first),
+        )
+        for pipe in plan.header.pipes
+    )
+    ties = tuple(tie for tie in plan.header.ties if not {*frozen} & {*tie})
+    header = replace(plan.header, frozen=tuple(map(Stage, sorted(frozen))), pipes=tuple(pipes), ties=ties)
+    return replace(plan, header=header, operations=tuple(kept))
 
 
 def _recomputing(pipe: Pipe, rng: random.Random) -> Pipe:

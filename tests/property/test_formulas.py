@@ -130,6 +130,12 @@ PLACES = {
         clocks,
         lambda value: [_entry([5, D], position) for position in on_all(value)],
     ),
+    "frozen": Place(
+        scheme(header="frozen 1 - 1, 0..1 + FORMULA % 2"),
+        ALONE,
+        lambda plan: plan.header.frozen,
+        lambda value: tuple(map(Stage, range(1 + once(value) % 2))),
+    ),
     "parameter": Place(_PARAMETER, ALONE, lambda plan: plan.header.parameters[1][1], once),
     "require": Place(
         scheme(header='require FORMULA, "so it is"'),

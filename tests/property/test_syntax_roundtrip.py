@@ -90,6 +90,7 @@ indices = st.none() | st.builds(ast.Index, words, ranges, span=here)
 messages = st.text(st.characters(blacklist_characters='"\ufffd', blacklist_categories=("Cc", "Cs")))
 items: st.SearchStrategy[ast.Item] = st.one_of(
     st.builds(ast.Workers, expressions, st.lists(expressions | ranges, max_size=2).map(tuple), span=here),
+    st.builds(ast.Frozen, st.lists(expressions | ranges, min_size=1, max_size=2).map(tuple), span=here),
     lets,
     st.builds(ast.Function, words, st.lists(words, max_size=3).map(tuple), expressions, span=here),
     st.builds(ast.Require, expressions, messages, span=here),

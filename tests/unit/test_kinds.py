@@ -8,8 +8,10 @@ from chimera_ir.flow.flow import Flow, preceding
 from chimera_ir.ir.kinds import (
     BACKWARD,
     FORWARD,
+    FORWARD_ALONE,
     FORWARD_OF_INPUT,
     INPUT_GRADIENT,
+    INPUT_GRADIENT_ALONE,
     KEPT,
     KINDS,
     OFFLOAD,
@@ -40,6 +42,7 @@ def of_one_stage(*kinds: Kind, recompute: tuple[Stage, ...] = ()) -> Schedule:
 
 SPLIT = FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT
 OPERANDS = OFFLOAD_OPERANDS, RELOAD_OPERANDS
+PASSING_AND_MOVING = FORWARD, INPUT_GRADIENT_ALONE, OFFLOAD, RELOAD
 
 
 @pytest.mark.parametrize(
@@ -53,10 +56,12 @@ OPERANDS = OFFLOAD_OPERANDS, RELOAD_OPERANDS
             (FORWARD, FORWARD_OF_INPUT, RECOMPUTATION, BACKWARD),
             ((FORWARD, BACKWARD), (FORWARD_OF_INPUT, RECOMPUTATION, BACKWARD)),
         ),
+        ((FORWARD, INPUT_GRADIENT_ALONE, OFFLOAD, RELOAD), ((FORWARD, INPUT_GRADIENT_ALONE), PASSING_AND_MOVING)),
+        ((FORWARD_ALONE,), ((FORWARD_ALONE,),)),
         ((PREFETCH, BACKWARD), ()),
         ((FORWARD, PREFETCH, BACKWARD), ((FORWARD, BACKWARD), (FORWARD, PREFETCH, BACKWARD))),
     ],
-    ids=["made again", "no operands", "operands", "one kind or another", "frees nothing", "left"],
+    ids=["made again", "no operands", "operands", "one kind or another", "frozen", "first", "frees nothing", "left"],
 )
 def test_the_complete_sets_of_kinds(kinds: tuple[Kind, ...], expected: tuple[tuple[Kind, ...], ...]) -> None:
     assert alternatives(kinds) == expected

@@ -10,7 +10,7 @@ import pytest
 from chimera_ir.codegen.statements import Notation, Scribe, links
 from chimera_ir.flow.flow import Flow, crossing
 from chimera_ir.flow.net import net_of
-from chimera_ir.ir.kinds import ACTIVATIONS, BACKWARD, FORWARD, GRADIENTS, KEPT, Kind, Value
+from chimera_ir.ir.kinds import ACTIVATIONS, BACKWARD, FORWARD, GRADIENTS, KEPT, Kind, Trained, Value
 from chimera_ir.ir.levels import Header, Pipe, Schedule
 from chimera_ir.ir.ops import Compute, Message, Micro, Stage, Worker
 from chimera_ir.ir.text.printer import line
@@ -61,6 +61,29 @@ def test_a_header_from_text_has_a_chain() -> None:
     chain = Header("chain", (), 3, 3, 1, PIPES)
     assert chain.fed == ((SECOND,), (LAST,), ())
     assert chain.feeding == ((), (FIRST,), (SECOND,))
+
+
+@pytest.mark.parametrize(
+    ("frozen", "trained"),
+    [
+        ((), (Trained.ITSELF, Trained.ITSELF, Trained.ITSELF)),
+        ((FIRST,), (Trained.NOTHING, Trained.ITSELF, Trained.ITSELF)),
+        ((FIRST, LAST), (Trained.NOTHING, Trained.ITSELF, Trained.BEFORE)),
+        ((SECOND, LAST), (Trained.ITSELF, Trained.BEFORE, Trained.BEFORE)),
+    ],
+)
+def test_a_stage_reads_gradients_only_if_it_or_a_stage_before_it_is_trained(
+    frozen: tuple[Stage, ...], trained: tuple[Trained, ...]
+) -> None:
+    chain = Header("chain", (), 3, 3, 1, PIPES, frozen=frozen)
+    assert chain.trained == trained
+    backs = [stage for stage in (FIRST, SECOND) if trained[stage] is not Trained.NOTHING]
+    assert [stage for stage in (FIRST, SECOND) if chain.makers(GRADIENTS, stage)] == backs
+    assert [chain.readers(GRADIENTS, Stage(stage + 1)) for stage in backs] == [(stage,) for stage in backs]
+    assert chain.groups == tuple((stage,) for stage in (FIRST, SECOND, LAST) if stage not in frozen)
+    edges = {(source, target): chain.answered((source, target, ACTIVATIONS)) for source, target, _ in chain.edges}
+    assert edges[FIRST, SECOND] is (FIRST in backs)
+    assert edges[SECOND, LAST] is (SECOND in backs)
 
 
 def test_an_operation_needs_what_all_stages_that_feed_it_make() -> None:

@@ -14,6 +14,7 @@ from chimera_ir.syntax.parser import MAX_DEPTH, MAX_TOKENS, parse
 LANGUAGE = """
 scheme everything(D = 4, N = 2*D,)              # a comment
 workers D except 1, D/2 ..D; update every N
+frozen 0 ..D/4, (D - 1)
 memory activations <= D
 memory weights <= 2
 memory bytes <= 16*(GiB)
@@ -49,6 +50,7 @@ scheme everything(D = 4, N = 2*D)
 
 workers D except 1, D/2..D
 update every N
+frozen 0..D/4, D - 1
 memory activations <= D
 memory weights <= 2
 memory bytes <= 16*GiB

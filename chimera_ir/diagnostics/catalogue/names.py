@@ -411,6 +411,12 @@ class NotSupported(Diagnostic, code="CH215"):
     help = "give each of the two a line and a clock of its own"
 
 
+FrozenNotSupported = NotSupported.worded(
+    "FrozenNotSupported",
+    title="frozen stages where micro-batches go on for ever cannot be compiled yet",
+    help="give the scheme a flush: no `update every`, and a number of micro-batches",
+)
+
 HalvesNotSupported = NotSupported.worded(
     "HalvesNotSupported",
     title="a count of halves where micro-batches go on for ever cannot be compiled yet",

@@ -357,6 +357,38 @@ class KindNotThere(Diagnostic, code="CH316"):
     count: int
 
 
+class FrozenStage(Diagnostic, code="CH333"):
+    meaning = "An operation that a frozen stage does not have."
+    title = (
+        "`{operation}` is on worker {worker}, but stage {stage} is frozen, and nothing before it is trained"
+        "{count:and more}"
+    )
+    label = "stage {stage} has forwards alone"
+    help = "remove the operation: in a scheme, `when s >= {trained}` leaves it out; or take the stage out of `frozen`"
+    operation: str
+    worker: int
+    stage: int
+    trained: int
+    count: int
+
+
+FrozenBehind = FrozenStage.worded(
+    "FrozenBehind",
+    title="`{operation}` is on worker {worker}, but the weights of stage {stage} are frozen{count:and more}",
+    label="stage {stage} has F and I alone",
+    help="for a frozen stage behind a trained one write `I` in place of `B`, and no `W`; or take it out of `frozen`",
+)
+
+
+class TieFrozen(Diagnostic, code="CH334"):
+    meaning = "Parameters that a frozen stage shares with another stage."
+    title = "stages {stages} share parameters, and stage {stage} is frozen"
+    label = "has a tie with a frozen stage"
+    help = "leave out the tie, or take stage {stage} out of `frozen`: what stages share is trained on all of them"
+    stages: str
+    stage: int
+
+
 class RecomputesNothing(Diagnostic, code="CH330"):
     meaning = "An operation `recompute` on a stage that keeps all that its forward computes."
     title = (
@@ -537,6 +569,12 @@ class Missing(Diagnostic, code="CH302"):
 
 MissingMove = Missing.worded(
     "MissingMove", help="add `{operations}` on worker {worker}: what is offloaded is reloaded before it is read"
+)
+
+
+MissingOfFrozen = Missing.worded(
+    "MissingOfFrozen",
+    help="add `{operations}` on worker {worker}: frozen, and behind a trained stage, it hands on gradients",
 )
 
 

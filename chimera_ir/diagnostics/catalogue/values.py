@@ -225,6 +225,32 @@ class NoSuchWorker(InInstance, code="CH293"):
         return self.workers - 1
 
 
+class NoSuchFrozenStage(InInstance, code="CH297"):
+    meaning = "A stage behind `frozen` that does not exist."
+    title = "there is no stage {named} to freeze: stages are 0 to {last_stage}"
+    label = "freezes {named}"
+    help = "behind `frozen` list numbers of stages, or ranges `a..b` from a to b - 1"
+    start: int
+    stop: int
+    stages: int
+
+    @property
+    def named(self) -> str:
+        return f"{self.start}" if self.stop == self.start + 1 else f"{self.start}..{self.stop}"
+
+    @property
+    def last_stage(self) -> int:
+        return self.stages - 1
+
+
+class AllFrozen(Diagnostic, code="CH298"):
+    meaning = "A model of which no stage is trained."
+    title = "all {stages:stage} are frozen, so there is nothing to train"
+    label = "freezes every stage"
+    help = "leave a stage out; for forwards alone every output directory has an evaluation (`pipe.evaluate`)"
+    stages: int
+
+
 class WorkerLeftOut(InInstance, code="CH294"):
     meaning = "A stage on a worker that the line `workers` leaves out."
     title = "stage {stage} is placed on worker {worker}, which is left out"

@@ -10,8 +10,10 @@ from fractions import Fraction
 from lark import Token
 
 from chimera_ir.diagnostics.catalogue import irtext as say
+from chimera_ir.diagnostics.catalogue.names import FrozenNotSupported
+from chimera_ir.diagnostics.catalogue.values import AllFrozen
 from chimera_ir.diagnostics.model import Attempts, Diagnostic, Rejected
-from chimera_ir.ir.kinds import KINDS, Kind, all_kinds
+from chimera_ir.ir.kinds import KINDS, Kind
 from chimera_ir.ir.levels import (
     MAX_LENGTH,
     MAX_MICRO_BATCHES,
@@ -43,6 +45,7 @@ HEADER_LINES = {
     "updates": "updates 1 per turn",
     "memory": "memory activations <= 4",
     "sync": "sync lazy 0..2",
+    "frozen": "frozen 0..2",
     "tied": "tied s0 s3",
     "weigh": "weigh 2 0..4",
     "pipe": "pipe down on 0 1 2 3 micros 0..4",
@@ -171,7 +174,7 @@ class _HeaderReader:
                     self._take_bound(token)
                 case "WORKERS" | "STAGES" | "MICRO_BATCHES":
                     self._take_count(token)
-                case "KINDS" | "UPDATES" if self._lines[token.type]:
+                case "KINDS" | "UPDATES" | "FROZEN" if self._lines[token.type]:
                     raise Rejected([say.HeaderTwice(span(token), f"`{token.type.lower()}`")])
                 case _:
                     self._lines[token.type].append(token)
@@ -233,7 +236,8 @@ class _HeaderReader:
             slices=self._slices,
             weights=self._read_weights(),
             lengths=self._lengths,
-        )
+            frozen=self._read_frozen(),
+        ).recomputing_for_backwards()
 
     def _read_bounds(self) -> Iterator[Bound]:
         workers = self._counts["WORKERS"]
@@ -250,7 +254,7 @@ class _HeaderReader:
         for place, letter in enumerate(letters):
             if letter in letters[:place]:
                 raise Rejected([say.HeaderTwice(span(token), f"kind {letter}")])
-        listed = [kind for kind in all_kinds() if not (kind.recomputes or kind.moves)]
+        listed = [kind for kind in KINDS.values() if not (kind.recomputes or kind.moves)]
         kinds = tuple(kind for kind in listed if kind.letter in letters)
         for reader, value in unmade(kinds):
             raise Rejected([say.KindLacking(span(token), str(token), reader.noun, value.reason)])
@@ -262,7 +266,8 @@ class _HeaderReader:
         return () if len(kinds) == len(listed) else kinds
 
     def _require_nothing_about_updates(self, kinds: Token) -> None:
-        words = [(token, token.split()[0]) for token in (*self._lines["UPDATES"], *self._lines["SYNC"])]
+        lines = (*self._lines["UPDATES"], *self._lines["SYNC"], *self._lines["FROZEN"])
+        words = [(token, token.split()[0]) for token in lines]
         words += [(token, "recompute") for token in self._lines["PIPE"] if "recompute" in token.split()[4:]]
         if words:
             raise Rejected([say.NoUpdates(span(token), word, str(kinds), span(kinds)) for token, word in words])
@@ -298,6 +303,16 @@ class _HeaderReader:
                     raise Rejected([say.SyncTwice(span(token), f"{stage}")])
                 chosen[stage] = Strategy(token.split()[1])
         return tuple(sorted(chosen.items()))
+
+    def _read_frozen(self) -> tuple[Stage, ...]:
+        for token in self._lines["FROZEN"]:
+            stages = self._read_stages(token, integers(token, token))
+            if self._lines["UPDATES"]:
+                raise Rejected([FrozenNotSupported(span(token))])
+            if len(stages) == self._counts["STAGES"]:
+                raise Rejected([AllFrozen(span(token), len(stages))])
+            return stages
+        return ()
 
     def _read_weights(self) -> tuple[int, ...]:
         weights: dict[int, int] = {}

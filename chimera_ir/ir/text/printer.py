@@ -228,6 +228,8 @@ def _header(level: str, header: Header, *, stream: bool = False) -> Iterator[str
     for strategy in Strategy:
         stages = tuple(stage for stage, chosen in header.strategies if chosen is strategy)
         yield from [f"sync {strategy.value} {_runs_text(stages)}"] if stages else []
+    if header.frozen:
+        yield f"frozen {_runs_text(header.frozen)}"
     yield from (f"tied {' '.join(f's{stage}' for stage in tie)}" for tie in header.ties)
     for weight in sorted({*header.weights} - {1}):
         yield f"weigh {weight} {_runs_text(m for m, w in enumerate(header.weights) if w == weight)}"

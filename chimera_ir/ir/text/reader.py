@@ -87,7 +87,19 @@ def _structure(source: Source, unexpected: Token) -> list[Diagnostic]:
 
 
 _MISPLACED: dict[str, type[say.OutOfOrder]] = {"TITLE": say.SecondTitle, "HEADING": say.HeadingTooLate} | dict.fromkeys(
-    ("PARAMETERS", "WORKERS", "STAGES", "MICRO_BATCHES", "KINDS", "UPDATES", "MEMORY", "SYNC", "TIED", "PIPE"),
+    (
+        "PARAMETERS",
+        "WORKERS",
+        "STAGES",
+        "MICRO_BATCHES",
+        "KINDS",
+        "UPDATES",
+        "MEMORY",
+        "SYNC",
+        "FROZEN",
+        "TIED",
+        "PIPE",
+    ),
     say.HeaderTooLate,
 )
 

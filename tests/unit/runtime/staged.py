@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from chimera_runtime.program.job import WHOLE, Backwards
 from chimera_runtime.program.numbering import Micros, Numbering
 from chimera_runtime.ranks.messages import LinkToHost, Names
 from chimera_runtime.stage.gradient_sums import GradientSum
@@ -58,6 +59,7 @@ def stage(
     recomputed: set[int] | None = None,
     steps: Any = None,
     host_link: LinkToHost | None = None,
+    backwards: Backwards = WHOLE,
 ) -> Stage:
     parameters = list(module.parameters())
     names = Names(0, 0, 3, 1.0)
@@ -72,6 +74,7 @@ def stage(
         Numbering(SEED, 0, MICROS, MICROS),
         recomputed or set(),
         host_link=host_link,
+        backwards=backwards,
     )
 
 

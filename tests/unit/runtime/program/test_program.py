@@ -61,6 +61,21 @@ def test_a_script_for_another_interface_is_one_message(compiled: CompiledProgram
         compiled.script(3)
 
 
+@pytest.mark.parametrize(
+    ("frozen", "expected"),
+    [
+        ((), [(True, True, False), (True, True, True), (True, True, True)]),
+        ((0,), [(False, False, False), (True, True, False), (True, True, True)]),
+        ((1,), [(True, True, False), (True, False, True), (True, True, True)]),
+        ((0, 2), [(False, False, False), (True, True, False), (True, False, True)]),
+    ],
+)
+def test_a_stage_has_backwards_if_it_or_one_before_it_is_trained(
+    frozen: tuple[int, ...], expected: list[tuple[bool, bool, bool]]
+) -> None:
+    assert [*job(stages=3, frozen=frozen).backwards] == expected
+
+
 def test_scripts_are_written_for_the_interface_that_the_runtime_has() -> None:
     """The compiler does not import the runtime, so the number stands in both."""
     assert facts.INTERFACE == INTERFACE

@@ -1,5 +1,6 @@
 """A stage on its own: what its forwards and backwards hand on, keep and add up, one by one, in groups, or run again."""
 
+import weakref
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from chimera_runtime import auxiliary_loss
 from chimera_runtime.blame import ModelError
 from chimera_runtime.check.reference import seed_of
 from chimera_runtime.errors import BadModel
+from chimera_runtime.program.job import Backwards
 from chimera_runtime.program.numbering import Numbering
 from chimera_runtime.ranks.messages import Names
 from chimera_runtime.stage.gradient_sums import GradientSum
@@ -81,6 +83,36 @@ def test_a_stage_that_can_runs_several_micro_batches_at_once_where_it_runs_them_
     assert noted == calls
     one.backward((0, 1), rows(data(2), (0, 1)))
     assert noted == calls + [ROWS] * 2 * bool(recomputed)
+
+
+def test_a_stage_without_backwards_keeps_nothing_of_a_forward() -> None:
+    one = stage(linear().requires_grad_(False), backwards=Backwards(has=False, trains=False, returns=False))
+    received = rows(data(1), (0,))
+    alive = weakref.ref(received[0])
+    one.forward(0, received)
+    (output,) = one.outputs(0)
+    assert not output.requires_grad
+    del received
+    assert alive() is None
+
+
+def test_a_frozen_stage_behind_a_trained_one_makes_gradients_of_its_inputs_alone() -> None:
+    frozen = stage(linear().requires_grad_(False), backwards=Backwards(trains=False))
+    trained = stage(linear())
+    for one in (frozen, trained):
+        one.forward(0, rows(data(1), (0,)))
+    frozen.backward_input(0, rows(data(2), (0,)))
+    trained.backward(0, rows(data(2), (0,)))
+    assert_close([*frozen.input_gradients(0)], [*trained.input_gradients(0)])
+    assert all(parameter.grad is None for parameter in frozen.module.parameters())
+
+
+def test_what_no_stage_before_reads_is_not_kept() -> None:
+    one = stage(linear(), backwards=Backwards(returns=False))
+    one.forward(0, rows(data(1), (0,)))
+    one.backward(0, rows(data(2), (0,)))
+    with pytest.raises(KeyError):
+        one.input_gradients(0)
 
 
 def test_what_is_run_again_repeats_with_the_schedule() -> None:
