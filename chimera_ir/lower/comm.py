@@ -297,7 +297,7 @@ def _kept_for_sends(
             if header.worker(made.micros[0], made.target) != transfer.receiver:
                 last = max(last, waits[made])
             else:
-                last = max(last, places.last_use(made))
+                last = max(last, places.consumer(made))
                 received.append(made)
         return last
 

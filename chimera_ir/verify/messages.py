@@ -700,7 +700,7 @@ def _last_use(header: Header, worker: Worker, cells: Flow, places: Places, messa
             made = Message(message.micros, stage, target, message.value)
             if workers[target] == worker:
                 stages.append(target)
-                last = max(last, cells.last_use(made))
+                last = max(last, cells.consumer(made))
             else:
                 last = max(last, places[WaitSend][made])
     return last
