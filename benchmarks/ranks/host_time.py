@@ -326,7 +326,7 @@ def measured(job: Mapping[str, Any], plan: Mapping[str, Any], device: torch.devi
 
 
 def main() -> None:
-    """Runs the plan."""
+    """Runs all jobs of the plan, and writes what it has measured."""
     torch.set_num_threads(1)
     keep_memory()
     plan = json.loads(Path(sys.argv[1]).read_text())

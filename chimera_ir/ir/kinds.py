@@ -101,7 +101,7 @@ class Readers(Enum):
 
 
 class Trained(Enum):
-    """What is trained of a stage and of all stages before it; unless that is ``NOTHING``, the stage *backs*.
+    """The trained part of a stage and of all stages before it; unless that is ``NOTHING``, the stage *backs*.
 
     A stage that backs gets the gradient of its output, and makes those of its inputs that any stage before reads.
     """

@@ -260,7 +260,7 @@ class Header:
 
     @cached_property
     def trained(self) -> tuple[Trained, ...]:
-        """What is trained of stage s and of the stages before it, as ``trained[s]``."""
+        """The trained part of stage s and of the stages before it, as ``trained[s]``."""
         frozen, trained = {*self.frozen}, list[Trained]()
         for stage, feeding in enumerate(self.feeding):  # a stage is fed by stages of lower numbers
             behind = any(trained[before] is not Trained.NOTHING for before in feeding)

@@ -93,8 +93,8 @@ class Stage(WeightGroup):
         self.inputs = self.gradients = Slots()
         self._input = StageInput(number, before, bool(traits.in_place), notes=host_link is not None)
         self._backwards_of = backwards
-        taken = {True: output.after is not None, False: before is not None and backwards.returns}
-        self._is_taken = {letter: taken[value.onward] for letter, value in VALUES.items()}
+        has_reader = {True: output.after is not None, False: before is not None and backwards.returns}
+        self._is_taken = {letter: has_reader[value.onward] for letter, value in VALUES.items()}
         self.runs = ModuleRuns(number, alone(module), self._input, output, traits, numbering, load_keywords)
         self.carries = Carries(number, numbering.slices, traits.takes)
         self._output = output

@@ -330,7 +330,7 @@ class Boundary:
 
     @cached_property
     def kinds(self) -> list[tuple[tuple[int, ...], torch.dtype, bool]]:
-        """What `KIND` says of each tensor of one micro-batch; what is equal has no `mismatch`."""
+        """The `KIND` of each tensor of one micro-batch; outputs of equal kinds have no `mismatch`."""
         return [*zip(self.shapes, self.dtypes, self.recorded, strict=True)]
 
     def shape(self, tensor: int, micros: int) -> tuple[int, ...]:

@@ -405,7 +405,5 @@ def rows(value: Any, start: int, count: int) -> Any:
 
 
 def to_device(value: Any, device: torch.device) -> Any:
-    """Copies the tensors of a value to a device; returns the value itself if it is a tensor there."""
-    if type(value) is torch.Tensor and value.device == device:
-        return value
+    """Copies the tensors of a value to a device."""
     return mapped(value, lambda tensor: tensor.to(device, non_blocking=True))

@@ -47,7 +47,7 @@ def test_with_a_frozen_encoder_no_order_is_shorter() -> None:
 @pytest.mark.parametrize("stages", [2, 3, 4, 6])
 @pytest.mark.parametrize("micro_batches", [1, 4, 9])
 def test_a_frozen_encoder_costs_its_way_to_the_first_trained_stage(stages: int, micro_batches: int) -> None:
-    """Of the trained stages alone, 1F1B takes 3(N + D - 1); the encoder adds a forward for each of its stages."""
+    """1F1B of the trained stages alone takes 3(N + D - 1); the encoder adds a forward for each of its stages."""
     for a in range(1, 4):
         found = chimera_ir.compile(SCHEME, a=a, g=stages, D=0, N=micro_batches).report
         assert found.makespan == 3 * (micro_batches + stages - 1) + a

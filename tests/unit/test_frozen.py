@@ -1,4 +1,4 @@
-"""What frozen stages change around a schedule: the baseline, texts, predictions, and what is refused."""
+"""Changes by frozen stages around a schedule: the baseline, texts, predictions, and what is refused."""
 
 from dataclasses import replace
 from pathlib import Path
