@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing import connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -133,15 +134,15 @@ def _ended(
             mine["TORCHELASTIC_ERROR_FILE"] = f"{errors}/{rank}/error.json"
             processes.append(forkserver.start(words, environment() | job | mine | variables, folder, stdout, stderr))
         patience = float(variables.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "30"))
-        steps = [(time.monotonic() + PATIENCE, signal.SIGKILL)]
+        steps = [(time.monotonic() + PATIENCE, BaseProcess.kill)]
         has_failed = False
         while running := [process for process in processes if process.exitcode is None]:
             if not has_failed and any(process.exitcode for process in processes):
                 has_failed, now = True, time.monotonic()
-                steps = [(now + grace, signal.SIGTERM), (now + grace + patience, signal.SIGKILL)]
+                steps = [(now + grace, BaseProcess.terminate), (now + grace + patience, BaseProcess.kill)]
             if steps and time.monotonic() >= steps[0][0]:
                 for process in running:
-                    os.kill(process.pid or 0, steps[0][1])
+                    steps[0][1](process)
                 steps = steps[1:]
             until = steps[0][0] - time.monotonic() if steps else None
             connection.wait([process.sentinel for process in running], until)
