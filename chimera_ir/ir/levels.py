@@ -7,7 +7,7 @@ from fractions import Fraction
 from functools import cache, cached_property
 from itertools import accumulate, chain, pairwise
 from math import lcm
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
 
 from chimera_ir.ir import ops
 from chimera_ir.ir.kinds import (
@@ -189,6 +189,22 @@ class Pipe:
     recomputed: tuple[tuple[Stage, tuple[Micro, ...]], ...] = ()
 
 
+class NamedStages(NamedTuple):
+    """A group of stages with a name: those from ``start`` to ``stop - 1``, of which each feeds the next one."""
+
+    name: str
+    start: Stage
+    stop: Stage
+
+
+class Feed(NamedTuple):
+    """An edge of the graph of stages: ``target`` gets the output of ``source``, as the argument ``keyword`` if any."""
+
+    source: Stage
+    target: Stage
+    keyword: str = ""
+
+
 class Strategy(Enum):
     """The choice of when a worker launches the sum of a stage's gradients (section 3.2).
 
@@ -239,6 +255,8 @@ class Header:
     weights: tuple[int | Fraction, ...] = ()
     lengths: tuple[int, ...] = ()
     frozen: tuple[Stage, ...] = ()
+    named: tuple[NamedStages, ...] = ()
+    feeds: tuple[Feed, ...] = ()
 
     @cached_property
     def kinds(self) -> tuple[Kind, ...]:
@@ -290,18 +308,33 @@ class Header:
         return any(source in self.readers(value, target) for value in back)
 
     @cached_property
+    def graph(self) -> tuple[Feed, ...]:
+        """All edges of the graph of stages: those from a stage to the next one of its group, then ``feeds``."""
+        breaks = {group.start for group in self.named} if self.feeds else set[Stage]()
+        return (*(Feed(Stage(s - 1), Stage(s)) for s in range(1, self.stages) if s not in breaks), *self.feeds)
+
+    @cached_property
     def fed(self) -> tuple[tuple[Stage, ...], ...]:
-        """The stages that stage s feeds, as ``fed[s]``, ascending. The stages are a chain: each feeds the next one."""
-        return (*((Stage(s),) for s in range(1, self.stages)), ())
+        """The stages that stage s feeds, as ``fed[s]``, ascending."""
+        fed: list[list[Stage]] = [[] for _ in range(self.stages)]
+        for edge in self.graph:
+            fed[edge.source].append(edge.target)
+        return tuple(tuple(sorted(stages)) for stages in fed)
 
     @cached_property
     def feeding(self) -> tuple[tuple[Stage, ...], ...]:
-        """The stages that feed stage s, as ``feeding[s]``, ascending: the inverse of ``fed``."""
+        """The stages that feed stage s, as ``feeding[s]``, in the order of its arguments; all have lower numbers."""
         feeding: list[list[Stage]] = [[] for _ in range(self.stages)]
-        for s, fed in enumerate(self.fed):
-            for stage in fed:
-                feeding[stage].append(Stage(s))
+        for edge in self.graph:
+            feeding[edge.target].append(edge.source)
         return tuple(map(tuple, feeding))
+
+    def stage_name(self, stage: int) -> str:
+        """A stage as messages name it: ``image[1]`` by its group, or its number."""
+        for name, start, stop in self.named:
+            if start <= stage < stop:
+                return f"{name}[{stage - start}]"
+        return f"{stage}"
 
     def readers(self, value: Value, stage: Stage) -> tuple[Stage, ...]:
         """The stages that read a value which ``stage`` makes."""

@@ -417,6 +417,12 @@ FrozenNotSupported = NotSupported.worded(
     help="give the scheme a flush: no `update every`, and a number of micro-batches",
 )
 
+GraphNotSupported = NotSupported.worded(
+    "GraphNotSupported",
+    title="groups of stages with names where micro-batches go on for ever cannot be compiled yet",
+    help=FrozenNotSupported.help,
+)
+
 HalvesNotSupported = NotSupported.worded(
     "HalvesNotSupported",
     title="a count of halves where micro-batches go on for ever cannot be compiled yet",

@@ -251,6 +251,42 @@ class AllFrozen(Diagnostic, code="CH298"):
     stages: int
 
 
+class FeedsBack(Diagnostic, code="CH335"):
+    meaning = "An edge of the graph of stages to the same stage, or to one before it."
+    title = "stage {source} feeds stage {target}, which does not come after it"
+    label = "feeds stage {target}"
+    help = "stages have numbers in the order of the lines `stages`: write the group that feeds above the other"
+    source: str
+    target: str
+
+
+class FedTwice(Diagnostic, code="CH336"):
+    meaning = "An edge of the graph of stages that is given twice."
+    title = "stage {source} feeds stage {target} twice"
+    label = "the second time"
+    help = "leave out one of the two: inside a group each stage feeds the next one without a line"
+    source: str
+    target: str
+
+
+class NotConnected(Diagnostic, code="CH337"):
+    meaning = "Stages that no edge of the graph connects with the others."
+    title = "nothing connects stage {stage} with stage {other}"
+    label = "the edges are these"
+    help = "add a line `feeds {stage} -> ..` or `feeds .. -> {stage}`; without any `feeds` all stages are one chain"
+    stage: str
+    other: str
+
+
+class FedByName(Diagnostic, code="CH338"):
+    meaning = "A stage that gets two outputs under the same name."
+    title = "stage {target} gets two outputs as `{keyword}`"
+    label = "the second one"
+    help = "give each a name of its own behind `as`, or none: then it is called with them in the order of the lines"
+    target: str
+    keyword: str
+
+
 class WorkerLeftOut(InInstance, code="CH294"):
     meaning = "A stage on a worker that the line `workers` leaves out."
     title = "stage {stage} is placed on worker {worker}, which is left out"

@@ -10,9 +10,10 @@ from fractions import Fraction
 from lark import Token
 
 from chimera_ir.diagnostics.catalogue import irtext as say
-from chimera_ir.diagnostics.catalogue.names import FrozenNotSupported
+from chimera_ir.diagnostics.catalogue.names import FrozenNotSupported, GraphNotSupported
 from chimera_ir.diagnostics.catalogue.values import AllFrozen
-from chimera_ir.diagnostics.model import Attempts, Diagnostic, Rejected
+from chimera_ir.diagnostics.model import Attempts, Diagnostic, Rejected, reject
+from chimera_ir.ir.graph import graph_mistakes
 from chimera_ir.ir.kinds import KINDS, Kind
 from chimera_ir.ir.levels import (
     MAX_LENGTH,
@@ -20,7 +21,9 @@ from chimera_ir.ir.levels import (
     MAX_STAGES,
     MAX_WORKERS,
     Bound,
+    Feed,
     Header,
+    NamedStages,
     Pipe,
     Quantity,
     Strategy,
@@ -46,6 +49,8 @@ HEADER_LINES = {
     "memory": "memory activations <= 4",
     "sync": "sync lazy 0..2",
     "frozen": "frozen 0..2",
+    "named": "named image 0..1 text 1..4",
+    "feeds": "feeds s0->s2 as pixels",
     "tied": "tied s0 s3",
     "weigh": "weigh 2 0..4",
     "pipe": "pipe down on 0 1 2 3 micros 0..4",
@@ -174,7 +179,7 @@ class _HeaderReader:
                     self._take_bound(token)
                 case "WORKERS" | "STAGES" | "MICRO_BATCHES":
                     self._take_count(token)
-                case "KINDS" | "UPDATES" | "FROZEN" if self._lines[token.type]:
+                case "KINDS" | "UPDATES" | "FROZEN" | "NAMED" if self._lines[token.type]:
                     raise Rejected([say.HeaderTwice(span(token), f"`{token.type.lower()}`")])
                 case _:
                     self._lines[token.type].append(token)
@@ -219,7 +224,7 @@ class _HeaderReader:
             raise Rejected([*self._attempts.failed, *missing])
         only = self._read_kinds()
         updates, period = self._read_updates()
-        return Header(
+        header = Header(
             scheme=self._title.split()[1],
             parameters=tuple(self._parameters.items()),
             workers=self._counts["WORKERS"],
@@ -237,7 +242,11 @@ class _HeaderReader:
             weights=self._read_weights(),
             lengths=self._lengths,
             frozen=self._read_frozen(),
-        ).recomputing_for_backwards()
+            named=self._read_named(),
+            feeds=tuple(map(self._read_feed, self._lines["FEEDS"])),
+        )
+        reject(graph_mistakes(header, [*map(span, self._lines["FEEDS"])]))
+        return header.recomputing_for_backwards()
 
     def _read_bounds(self) -> Iterator[Bound]:
         workers = self._counts["WORKERS"]
@@ -313,6 +322,32 @@ class _HeaderReader:
                 raise Rejected([AllFrozen(span(token), len(stages))])
             return stages
         return ()
+
+    def _read_named(self) -> tuple[NamedStages, ...]:
+        for token in self._lines["NAMED"]:
+            words = token.split()[1:]
+            ends, count = integers(token, " ".join(words[1::2])), self._counts["STAGES"]
+            if self._lines["UPDATES"]:
+                raise Rejected([GraphNotSupported(span(token))])
+            starts = [0, *ends[1::2]]
+            for name, start, stop, follows in zip(words[::2], ends[::2], ends[1::2], starts, strict=False):
+                if start != follows or not start < stop <= count:
+                    raise Rejected([say.NumberOutOfRange(span(token), "run", f"{start}..{stop}", follows, count - 1)])
+                if words.count(name) > 1:
+                    raise Rejected([say.HeaderTwice(span(token), f"`{name}`")])
+            require(token, "stages", ends[-1], count, count)
+            runs = zip(words[::2], map(Stage, ends[::2]), map(Stage, ends[1::2]), strict=True)
+            return tuple(map(NamedStages._make, runs))
+        return ()
+
+    def _read_feed(self, token: Token) -> Feed:
+        edge, _, keyword = token.partition(" as ")
+        if self._lines["UPDATES"]:
+            raise Rejected([GraphNotSupported(span(token))])
+        for stage in integers(token, edge):
+            require(token, "stage", stage, self._counts["STAGES"] - 1)
+        source, target = map(Stage, integers(token, edge))
+        return Feed(source, target, keyword.strip())
 
     def _read_weights(self) -> tuple[int, ...]:
         weights: dict[int, int] = {}

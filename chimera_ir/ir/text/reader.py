@@ -97,6 +97,8 @@ _MISPLACED: dict[str, type[say.OutOfOrder]] = {"TITLE": say.SecondTitle, "HEADIN
         "MEMORY",
         "SYNC",
         "FROZEN",
+        "NAMED",
+        "FEEDS",
         "TIED",
         "PIPE",
     ),
