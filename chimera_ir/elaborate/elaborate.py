@@ -7,10 +7,12 @@ from itertools import chain
 
 from chimera_ir.diagnostics.model import Diagnostic, made_of, reject
 from chimera_ir.elaborate.checker import check
+from chimera_ir.elaborate.graph import feeds, frozen_stages
 from chimera_ir.elaborate.operations import Listed, Readings, operations, place, readings, strategies, torn, weights
 from chimera_ir.elaborate.pipes import Shape, shapes
 from chimera_ir.elaborate.settings import Globals, evaluate_globals, parameter_names, require_settable
 from chimera_ir.elaborate.unrolling import EndlessPipes, endless
+from chimera_ir.ir.graph import graph_mistakes
 from chimera_ir.ir.levels import Header, Pipe, Plan
 from chimera_ir.ir.ops import Unclocked
 from chimera_ir.ir.streams import PlanStream, header_of
@@ -99,6 +101,7 @@ def outline(scheme: ast.Scheme, settings: Mapping[str, int], max_operations: int
     cut = tuple(map(Shape.lengthened, ranges, stream.turn.micros)) if stream else ranges
     stages = len(ranges[0].stage_range)
     workers = stages if values.workers is None else values.workers
+    edges, origins = feeds(values, ranges[0].groups)
     pipes = place(cut, workers, values.workers_span, values.left_out)
     header = Header(
         scheme=scheme.name.text,
@@ -114,8 +117,12 @@ def outline(scheme: ast.Scheme, settings: Mapping[str, int], max_operations: int
         period=stream.turn.period * ranges[0].slices if stream else 0,
         slices=ranges[0].slices,
         weights=weights(cut, pipes),
-        frozen=values.frozen_stages(stages),
-    ).recomputing_for_backwards()
+        frozen=frozen_stages(values, ranges[0].groups),
+        named=ranges[0].groups if ranges[0].lines[0].group else (),
+        feeds=edges,
+    )
+    reject(graph_mistakes(header, origins))
+    header = header.recomputing_for_backwards()
     shown = header_of(header, stream.turns * stream.turn.updates) if stream else header
     return Outline(shown, cut, values, warnings, stream)
 
