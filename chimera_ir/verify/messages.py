@@ -176,7 +176,7 @@ def awaited(program: Program) -> list[tuple[int, ...]]:
     """
     # The posts of each message, by its key, and behind them the launches of each sum.
     header = program.header
-    first_sum = 2 * header.stages * header.micro_batches
+    first_sum = len(header.edges) * header.micro_batches
     starts = [*accumulate((parts.length for parts in program.parts), initial=0)]
     posts: list[tuple[int, ...]] = [()] * (first_sum + len(header.groups) * header.updates)
     for start, parts in zip(starts, program.parts, strict=False):
