@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from hashlib import sha256
 from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,7 +15,7 @@ from chimera_ir.codegen.statements import LinkVariables, Notation, Scribe, links
 from chimera_ir.flow.net import RunnableTurn, lag, runnable_turns
 from chimera_ir.ir.kinds import COSTED, RECOMPUTATION, Kind, Value, values
 from chimera_ir.ir.levels import Header
-from chimera_ir.ir.ops import Compute, LaneParts, Stage, WeightGroup, Worker, singles
+from chimera_ir.ir.ops import Compute, Crossing, LaneParts, Stage, WeightGroup, Worker, singles
 from chimera_ir.ir.rolled import Loop, RolledProgram
 from chimera_ir.ir.streams import ProgramStream
 from chimera_ir.ir.text.printer import runs
@@ -151,6 +152,8 @@ def facts(verified: Verified, evaluation: Verified) -> Facts:
         **({"slices": header.slices} if header.slices > 1 else {}),
         **({"lengths": list(header.lengths)} if header.lengths else {}),
         **({"frozen": list(header.frozen)} if header.frozen else {}),
+        **({"named": header.named} if header.named else {}),
+        **({"feeds": header.graph} if header.feeds else {}),
         **({"weights": list(map(int, header.weights))} if header.weights else {}),
         "recomputing": sorted({stage for pipe in header.pipes for stage in pipe.recompute}),
         **({"moving": stages(lambda kind: kind.moves and not kind.moves_operands)} if header.moves else {}),
@@ -205,7 +208,7 @@ def _reads(header: Header, turns: Sequence[RunnableTurn]) -> list[list[tuple[int
 def _rank(verified: Verified, worker: Worker, by_worker: Sequence[RunnableTurn]) -> Facts:
     header, parts, holdings = verified.header, verified.program.parts[worker], verified.holdings[worker]
     # Stage by stage: receive buffers, copies of weights, messages on their way, and, of a stream, initial weights.
-    rooms = {(target, value): slots for (_, target, value), slots in holdings.receiving}
+    rooms = dict(holdings.receiving)
     copies = dict(holdings.copies)
     sending = Counter[tuple[Stage, Value]]()
     for (source, _, value), micros in holdings.sending:
@@ -215,7 +218,7 @@ def _rank(verified: Verified, worker: Worker, by_worker: Sequence[RunnableTurn])
     return {
         "stages": {
             str(stage): {
-                **{value.slots: rooms.get((stage, value), ()) for value in crossing},
+                **{value.slots: _slots(header, stage, value, rooms) for value in crossing},
                 "copies": copies[stage],
                 "sending": [sending[stage, value] for value in crossing],
                 "recomputed": runs(sorted(_micros(header, worker, stage, recomputing=True))),
@@ -243,10 +246,17 @@ def _kept(header: Header, entry: Sequence[int]) -> Sequence[int]:
     return entry[:-1] if header.slices > 1 else entry[:4]
 
 
+def _slots(header: Header, stage: Stage, value: Value, rooms: Mapping[Crossing, Sequence[int]]) -> Sequence[object]:
+    """The slots for a value that a stage reads, by the room of each; if several stages make it, a list for each."""
+    of_makers = [rooms.get((maker, stage, value), ()) for maker in header.makers(value, stage)]
+    return of_makers if len(of_makers) > 1 else next(iter(of_makers), ())
+
+
 def _evaluation(evaluation: Verified, worker: Worker) -> Facts:
-    used, receiving = links(evaluation.program.parts[worker]), evaluation.holdings[worker].receiving
+    used, rooms = links(evaluation.program.parts[worker]), dict(evaluation.holdings[worker].receiving)
+    receiving = sorted({(target, value) for _, target, value in rooms}, key=itemgetter(0))
     return {
-        "slots": {str(stage): slots for stage, slots in sorted((target, slots) for (_, target, _), slots in receiving)},
+        "slots": {str(stage): _slots(evaluation.header, stage, value, rooms) for stage, value in receiving},
         "incoming": list(used.incoming),
         "outgoing": list(used.outgoing),
     }

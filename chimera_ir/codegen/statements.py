@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, assert_never
 
 from chimera_ir.ir import ops
-from chimera_ir.ir.kinds import implied
+from chimera_ir.ir.kinds import Value, implied
 from chimera_ir.ir.levels import Header
-from chimera_ir.ir.ops import LaneParts, Message, Micro, Slot, Version, WeightGroup, Worker
+from chimera_ir.ir.ops import LaneParts, Message, Micro, Slot, Stage, Version, WeightGroup, Worker
 from chimera_ir.ir.turns import Ring
 
 # Writes the numbers in scripts: as they are where a lane is written out, relative to the round in a loop.
@@ -180,20 +180,24 @@ class Scribe:
     def _arguments(self, operation: ops.Compute) -> list[str]:
         """The micro-batches, then what an operation needs of the dataset and of neighbouring stages.
 
-        The last stage takes targets with a forward, and makes the gradients of its outputs itself.
+        A stage that feeds no other takes targets with a forward, and makes the gradients of its outputs itself.
         """
         header, stage = self.header, operation.stage
         micros = self.notation.micros(operation.micros)
-        values = [
-            self._value(ops.Message(operation.micros, maker, stage, value))
-            for value in operation.kind.reads
-            if value.crosses
-            for maker in header.makers(value, stage)
-        ]
+        crossing = [value for value in operation.kind.reads if value.crosses]
+        values = [text for value in crossing if (text := self._values(value, operation))]
         if not operation.kind.opens:
             return [micros, *values]
-        inputs = values if header.feeding[stage] else [f"lane.input({micros})"]
-        return [micros, *inputs, *([] if header.fed[stage] else [f"lane.target({micros})"])]
+        inputs = values if header.feeding[stage] else [f"lane.input({micros}{_one_of(stage, header.feeding)})"]
+        targets = [] if header.fed[stage] else [f"lane.target({micros}{_one_of(stage, header.fed)})"]
+        return [micros, *inputs, *targets]
+
+    def _values(self, value: Value, operation: ops.Compute) -> str:
+        """The expression for a value where an operation reads it: from several stages the tensors of all in a tuple."""
+        stage = operation.stage
+        makers = self.header.makers(value, stage)
+        texts = [self._value(ops.Message(operation.micros, maker, stage, value)) for maker in makers]
+        return f"({', '.join(f'*{text}' for text in texts)})" if len(texts) > 1 else "".join(texts)
 
     def _value(self, message: ops.Message) -> str:
         """The expression for a message's value where it is read: made on this worker, or received."""
@@ -202,4 +206,11 @@ class Scribe:
         return f"{self._incoming(message)}.take({self.notation.micros(message.micros)})"
 
     def _made(self, message: ops.Message) -> str:
-        return f"stage{message.source}.{message.value.made}({self.notation.micros(message.micros)})"
+        several = len(self.header.readers(message.value, message.source)) > 1
+        reader = f", {message.target}" if several else ""
+        return f"stage{message.source}.{message.value.made}({self.notation.micros(message.micros)}{reader})"
+
+
+def _one_of(stage: Stage, neighbours: Sequence[Sequence[Stage]]) -> str:
+    """The further argument that names a stage without ``neighbours``, if there are several such stages."""
+    return f", {stage}" if sum(not others for others in neighbours) > 1 else ""

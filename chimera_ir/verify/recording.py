@@ -105,11 +105,12 @@ class Recording:
         return f"does `{text_of(done, self.header)}`" + (f" with the {values}" if values else "")
 
     def value_text(self, value: object) -> str:
-        """The description of a tensor in words, as in ``outputs of m2 s1``."""
+        """The description of tensors in words, as in ``outputs of m2 s1``."""
         match value:
-            case (str(kind), tuple(group), int(stage)):
+            case (str(kind), tuple(group), int(stage), *others):
                 micros = ",".join(map(absolute(self.header.slices).micro, group))
-                return f"{kind} of {micros}" + ("" if stage == _DATASET else f" s{stage}")
+                further = f" and the {self.value_text((*others,))}" if others else ""
+                return f"{kind} of {micros}" + ("" if stage == _DATASET else f" s{stage}") + further
             case _:
                 return str(value)
 
@@ -236,12 +237,12 @@ class RecordedStage(RecordedWeights):
         super().__init__(recording, (stage,), initial)
         self._stage = stage
         self._version: int | None = None
-        self._values: set[Value] = set()
+        self._values: set[tuple[Value, int | None]] = set()
         makers = recording.header.makers
         # What each kind of operations reads of other stages: the roles of these values, and the stages that make them.
         self._received = {
             kind: [
-                (_role(value), int(maker)) for value in kind.reads if value.crosses for maker in makers(value, stage)
+                (_role(value), makers(value, stage)) for value in kind.reads if value.crosses and makers(value, stage)
             ]
             for kind in KINDS.values()
         }
@@ -249,7 +250,11 @@ class RecordedStage(RecordedWeights):
         vars(self).update({kind.method: partial(self._expect_operation, kind) for kind in KINDS.values()})
         moves = [kind for kind in KINDS.values() if kind.moves]
         vars(self).update({f"wait_{kind.method}": partial(self._expect_wait, kind) for kind in moves})
-        vars(self).update({value.made: partial(self._handed_on, _role(value)) for value in values() if value.crosses})
+        crossing = [value for value in values() if value.crosses]
+        vars(self).update({value.made: partial(self._handed_on, _role(value)) for value in crossing})
+        # The stages that read its values, each of which takes them once; None if there is only one.
+        readers = {value: recording.header.readers(value, stage) for value in crossing}
+        self._readers = {value: stages if len(stages) > 1 else (None,) for value, stages in readers.items()}
 
     def at(self, version: int) -> Self:
         """Sets the version of the weights that the next operation reads, and returns the stage; below 0 counts as 0."""
@@ -258,7 +263,7 @@ class RecordedStage(RecordedWeights):
 
     def skip(self, micros: int) -> None:
         """Counts what the stage has made, and not handed on, for micro-batches that are so much later."""
-        self._values = {(role, _later(group, micros), stage) for role, group, stage in self._values}
+        self._values = {((role, _later(group, micros), s), reader) for (role, group, s), reader in self._values}
 
     def pair(self, forward: Sequence[Any], other: "RecordedStage", backward: Sequence[Any]) -> None:
         """Expects the line of a pair: a forward of this stage and a backward of ``other``, each with its arguments."""
@@ -290,25 +295,34 @@ class RecordedStage(RecordedWeights):
         ):
             return False
         for value in kind.hands_on:
-            self._values.add((_role(value), group, self._stage))
+            self._values.update(((_role(value), group, self._stage), reader) for reader in self._readers[value])
         return True
 
-    def _reads(self, kind: Kind, group: Group) -> tuple[Value, ...]:
-        received = tuple([(role, group, maker) for role, maker in self._received[kind]])
+    def _reads(self, kind: Kind, group: Group) -> tuple[tuple[object, ...], ...]:
+        # Tensors from several stages are in one tuple, and so are their descriptions.
+        received = tuple([
+            tuple([part for maker in makers for part in (role, group, maker)]) for role, makers in self._received[kind]
+        ])
         if not kind.opens:
             return received
-        targets = () if self._recording.header.fed[self._stage] else ((_TARGET, group, _DATASET),)
-        return (*(received or ((_INPUT, group, _DATASET),)), *targets)
+        header = self._recording.header
+        source, sink = (self._of_dataset(neighbours) for neighbours in (header.feeding, header.fed))
+        targets = () if header.fed[self._stage] else ((_TARGET, group, sink),)
+        return (*(received or ((_INPUT, group, source),)), *targets)
 
-    def _handed_on(self, role: str, micros: Micros) -> Value | None:
+    def _of_dataset(self, neighbours: Sequence[Sequence[Stage]]) -> int:
+        """The number in the description of an input or a target: of this stage, if several have no ``neighbours``."""
+        return int(self._stage) if sum(not others for others in neighbours) > 1 else _DATASET
+
+    def _handed_on(self, role: str, micros: Micros, reader: int | None = None) -> Value | None:
         group = self._recording.in_run(micros)
         if not group:
             return None
         value = role, group, self._stage
-        if value not in self._values:
+        if (value, reader) not in self._values:
             text = self._recording.value_text(value)
             raise Differs(self._recording.next_line(), f"reads the {text}, which are not on this worker")
-        self._values.remove(value)
+        self._values.remove((value, reader))
         return value
 
     def _operation(self, kind: Kind, group: Group) -> ops.Compute:
@@ -366,13 +380,13 @@ class RecordedLane:
         """The link on which stage ``source`` sends a value to stage ``target`` of another worker."""
         return self._outgoing[source, target, worker, value]
 
-    def input(self, micros: Micros) -> Value:
-        """Returns the description that scripts get in place of the input of these micro-batches."""
-        return _INPUT, group_of(micros), _DATASET
+    def input(self, micros: Micros, stage: int = _DATASET) -> Value:
+        """Returns the description that scripts get in place of the input of these micro-batches, for a stage."""
+        return _INPUT, group_of(micros), stage
 
-    def target(self, micros: Micros) -> Value:
-        """Returns the description that scripts get in place of the target of these micro-batches."""
-        return _TARGET, group_of(micros), _DATASET
+    def target(self, micros: Micros, stage: int = _DATASET) -> Value:
+        """Returns the description that scripts get in place of the target of these micro-batches, for a stage."""
+        return _TARGET, group_of(micros), stage
 
 
 def _later(group: Group, by: int) -> Group:

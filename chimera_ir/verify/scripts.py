@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, TypeVar
 from chimera_ir.diagnostics.catalogue.program import ScriptDiffers
 from chimera_ir.diagnostics.catalogue.schedule import BreaksTurn, NoTurn, StateDiffers
 from chimera_ir.diagnostics.model import Diagnostic
-from chimera_ir.ir.kinds import KINDS, values
+from chimera_ir.ir.kinds import ACTIVATIONS, KINDS, Value, values
 from chimera_ir.ir.levels import Header, Program, Schedule
 from chimera_ir.ir.ops import NOWHERE, Instruction, Recv, Stage, WeightGroup, Worker, singles
 from chimera_ir.ir.rolled import Loop, RolledLane, RolledProgram
@@ -309,7 +309,7 @@ _RING = re.compile(r"into=(?:(\d+) \+ )?(?:\([^()]+\)|[\w /*]+) % (\d+)\)$")
 
 _IN_LOOPS = (
     *(ast.Module, ast.Expr, ast.Call, ast.keyword, ast.Attribute, ast.Name, ast.Tuple, ast.Constant, ast.expr_context),
-    *(ast.BinOp, ast.Add, ast.Sub, ast.Mult, ast.Mod, ast.FloorDiv),
+    *(ast.Starred, ast.BinOp, ast.Add, ast.Sub, ast.Mult, ast.Mod, ast.FloorDiv),
 )
 """The syntax of a line in a loop."""
 
@@ -388,20 +388,32 @@ def _held(recording: Recording, of_rank: Mapping[str, Any]) -> RecordedLane:
     stages = of_rank["stages"]
     initial = {_stages([stage]): (*of_stage["initial"],) for stage, of_stage in stages.items()}
     ties = {_stages(tie["stages"]): (*tie["initial"],) for tie in of_rank["ties"]}
+    header = recording.header
+    routes = {
+        route: header.value_between[Stage(route[0]), Stage(route[1]), route[3]]
+        for route in _routes(of_rank["incoming"])
+    }
     rooms = {
-        (source, target, worker, value): stages[str(target)][
-            recording.header.value_between[Stage(source), Stage(target), value].slots
-        ]
-        for source, target, worker, value in _routes(of_rank["incoming"])
+        route: _rooms(header, route, value, stages[str(route[1])][value.slots]) for route, value in routes.items()
     }
     return RecordedLane(recording, initial | ties, rooms, _routes(of_rank["outgoing"]))
 
 
 def _held_in_evaluations(recording: Recording, of_rank: Mapping[str, Any]) -> RecordedLane:
     of_evaluation = of_rank["evaluation"]
-    rooms = {route: of_evaluation["slots"][str(route[1])] for route in _routes(of_evaluation["incoming"])}
+    rooms = {
+        route: _rooms(recording.header, route, ACTIVATIONS, of_evaluation["slots"][str(route[1])])
+        for route in _routes(of_evaluation["incoming"])
+    }
     initial = {_stages([stage]): (0, 0) for stage in of_rank["stages"]}
     return RecordedLane(recording, initial, rooms, _routes(of_evaluation["outgoing"]))
+
+
+def _rooms(header: Header, route: Route, value: Value, slots: Sequence[Any]) -> Sequence[int]:
+    """The slots of a link among those of a stage, which are a list for each stage that makes the value if several do."""
+    source, target, *_ = route
+    makers = header.makers(value, Stage(target))
+    return slots[makers.index(Stage(source))] if len(makers) > 1 else slots
 
 
 def _routes(routes: Iterable[Sequence[Any]]) -> list[Route]:

@@ -180,9 +180,12 @@ class Reference:
     with the carries between them, in one graph.
 
     ``listening`` makes a context that collects auxiliary losses by name. ``label`` gives parameters their names in the
-    model. ``with_loss`` joins the last stage and a copy of the module that the loss is, if it is one; then ``alone``
-    returns the stage in it, and ``judge_in`` the loss. ``data`` yields, for a number of slices, the micro-batches of
+    model. ``with_loss`` joins a stage that feeds no other, by the name of its group, and a copy of the module that the
+    loss is, if it is one; then ``alone`` returns the stage in it, and ``judge_in`` the loss. ``data`` yields, for a number of slices, the micro-batches of
     each update in place of the dataset of the ``model``.
+
+    ``feeds`` are the edges of the graph of stages, each with the keyword of its argument, if it has one, in the order
+    of arguments; without any, each stage feeds the next one. ``names`` has the name of the group of each stage.
     """
 
     model: Any
@@ -196,12 +199,14 @@ class Reference:
     ties: Ties = field(default_factory=dict)
     listening: Callable[[], Any] = lambda: nullcontext(())
     label: Callable[[Sequence[torch.nn.Module]], None] = lambda _modules: None
-    with_loss: Callable[[torch.nn.Module], torch.nn.Module] = lambda module: module
+    with_loss: Callable[[torch.nn.Module, str], torch.nn.Module] = lambda module, _name: module
     alone: Callable[[torch.nn.Module], torch.nn.Module] = lambda module: module
     judge_in: Callable[[torch.nn.Module], Callable[[Any, Any], Any] | None] = lambda _module: None
     data: Callable[[int], Iterator[list[list[Any]]]] | None = None
     slices: int = 1
     lengths: tuple[int, ...] = ()
+    feeds: Sequence[tuple[int, int, str]] = ()
+    names: Sequence[str] = ()
 
     @property
     def passes(self) -> int:
@@ -227,17 +232,21 @@ class Reference:
         carries: dict[int, tuple[Any, int]] = {}  # of each stage, with the place at which the next slice starts
         losses, roots = [], list[torch.Tensor]()
         for micro, (inputs, target, named) in enumerate(batches, start=first):
+            outputs: dict[int, Any] = {}
+            pairs: list[tuple[Any, Any]] = []  # a loss and its count, for each stage that feeds no other
             with self.listening() as auxiliary:
-                value = inputs
                 for s, module in enumerate(map(self.alone, built)):
                     seed_all(seed_of("forward", self.seed, update, copy, micro, s))
+                    arguments, by_name = self._arguments(s, outputs, inputs)
                     carry, start = carries.get(s, (None, 0))
-                    end = start + _items(value)
-                    value, left = _called(module, value, named, carry, start)
+                    end = start + _items((arguments, by_name))
+                    outputs[s], left = _called(module, arguments, by_name, named, carry, start)
                     carries[s] = left, end
-                    note(micro, s, value)
-                loss = (self.judge_in(built[-1]) or self.model.loss)(value, target)
-            total, count = loss if isinstance(loss, (tuple, list)) else (loss, 1)
+                    note(micro, s, outputs[s])
+                for s in self._sinks(len(built)):
+                    loss = self._loss(built[s], s)(outputs[s], self._part(target, s, self._sinks(len(built))))
+                    pairs.append((*loss,) if isinstance(loss, (tuple, list)) else (loss, 1))
+            total, count = sum(value for value, _ in pairs), pairs[-1][1]
             roots += [term.reshape(()) for term in (total, *(term for _, term in auxiliary)) if term.requires_grad]
             sums: dict[str, float] = {}
             for name, term in auxiliary:
@@ -248,6 +257,34 @@ class Reference:
         if roots:
             torch.autograd.backward([root / divisor for root in roots])
         return losses
+
+    def _edges(self, stages: int) -> Sequence[tuple[int, int, str]]:
+        return self.feeds if self.feeds and stages > 1 else [(s, s + 1, "") for s in range(stages - 1)]
+
+    def _sinks(self, stages: int) -> list[int]:
+        feeding = {source for source, _, _ in self._edges(stages)}
+        return [stage for stage in range(stages) if stage not in feeding]
+
+    def _arguments(self, stage: int, outputs: Mapping[int, Any], inputs: Any) -> tuple[list[Any], dict[str, Any]]:
+        """Returns the positional arguments of a stage, and those by name: outputs of the stages that feed it, or its
+        input.
+        """
+        edges = self._edges(self.stages)
+        fed = {target for _, target, _ in edges}
+        feeds = [(outputs[source], keyword) for source, target, keyword in edges if target == stage]
+        if stage not in fed:
+            return [self._part(inputs, stage, [s for s in range(self.stages) if s not in fed])], {}
+        return [value for value, name in feeds if not name], {name: value for value, name in feeds if name}
+
+    def _part(self, value: Any, stage: int, ends: Sequence[int]) -> Any:
+        """The entry for a stage, if a value is a dict with one for each of several ``ends``, by name; else the whole."""
+        if len(ends) > 1 and isinstance(value, dict) and {*value} == {self.names[end] for end in ends}:
+            return value[self.names[stage]]
+        return value
+
+    def _loss(self, module: torch.nn.Module, stage: int) -> Callable[[Any, Any], Any]:
+        loss = self.model.loss
+        return self.judge_in(module) or (loss[self.names[stage]] if isinstance(loss, Mapping) else loss)
 
     def build(self, stage: int) -> torch.nn.Module:
         """Builds a stage with its initial weights."""
@@ -265,7 +302,8 @@ class Reference:
             module.train()
         for part in evaluating:
             part.training = False
-        return module if stage in range(self.stages - 1) else self.with_loss(module).to(self.device)
+        is_sink = stage in self._sinks(self.stages)
+        return self.with_loss(module, self.names[stage] if self.names else "").to(self.device) if is_sink else module
 
     def _made(self, number: int, make: Callable[[], torch.nn.Module]) -> torch.nn.Module:
         torch.manual_seed(seed_of("weights", self.seed, number))
@@ -287,27 +325,44 @@ class Reference:
 class _InTurn(torch.nn.ModuleDict):
     """Layers in sequence: each is called with the output of the layer before."""
 
-    def in_turn(self, value: Any, named: Mapping[str, Any], carries: Any, start: int) -> tuple[Any, Any]:
+    def in_turn(
+        self,
+        arguments: Sequence[Any],
+        by_name: Mapping[str, Any],
+        named: Mapping[str, Any],
+        carries: Any,
+        start: int,
+    ) -> tuple[Any, Any]:
         """Returns the last output, and the carries of all layers."""
         left = {}
         for number, layer in enumerate(self.values()):
-            value, left[number] = _called(layer, value, named, None if carries is None else carries[number], start)
+            carry = None if carries is None else carries[number]
+            given = {name: value for name, value in by_name.items() if _takes(layer, name)}
+            value, left[number] = _called(layer, arguments, given, named, carry, start)
+            arguments = [value]
         return value, left
 
 
-def _called(module: torch.nn.Module, value: Any, named: Mapping[str, Any], carry: Any, start: int) -> tuple[Any, Any]:
-    """Calls a module on the slice that begins at ``start``, with those of the keyword arguments ``named`` that it
-    takes; returns the output, and the carry for the next slice or None.
+def _called(
+    module: torch.nn.Module,
+    positional: Sequence[Any],
+    by_name: Mapping[str, Any],
+    named: Mapping[str, Any],
+    carry: Any,
+    start: int,
+) -> tuple[Any, Any]:
+    """Calls a module on the slice that begins at ``start``, with its own arguments and those of the keyword arguments
+    ``named`` that it takes; returns the output, and the carry for the next slice or None.
     """
     if isinstance(module, _InTurn):
-        return module.in_turn(value, named, carry, start)
-    arguments = {name: named[name] for name in named if _takes(module, name)}
+        return module.in_turn(positional, by_name, named, carry, start)
+    arguments = {**{name: named[name] for name in named if _takes(module, name)}, **by_name}
     parameters = inspect.signature(module.forward).parameters.keys() - named.keys()
     if "start" in parameters:
         arguments["start"] = start
     if "carry" not in parameters:
-        return module(value, **arguments), None
-    output, left = module(value, **arguments, carry=carry)
+        return module(*positional, **arguments), None
+    output, left = module(*positional, **arguments, carry=carry)
     return output, left
 
 

@@ -273,6 +273,17 @@ backward_is_bent = worded(
     "gradients divided by an estimate, a power of 2, and these are corrected afterwards. So what such a hook sees is "
     "too large or too small, by a factor of up to about 1.5: let loss return a mean, or clip with clip_grad_norm_"
 )
+losses_are_of_others = Misuse.worded(
+    "loss has functions for {losses:list}, and the stages of {scheme} that feed no other are {names:list}: give one "
+    "function for each, or a single function for all"
+)
+losses_share_parameters = Misuse.worded(
+    "the losses of {names:list} share parameters: give each a module of its own, in a dict {{name: loss}}"
+)
+SEVERAL_LOSSES_WITH_COUNTS = (
+    "several stages compute a loss, and one of these losses returns a sum and a count: their counts may differ, so each "
+    "must return the mean over its micro-batch"
+)
 frozen_stage_is_trained = Misuse.worded(
     "stage {stage} is frozen in {scheme}, and its module has parameters with requires_grad: {names:first 3}. Call "
     "requires_grad_(False) where the stage is made, or take the stage out of the scheme's line `frozen`"

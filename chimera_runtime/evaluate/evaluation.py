@@ -32,9 +32,9 @@ from chimera_runtime.stage.stage import Stage
 from chimera_runtime.stage.stage_output import Auxiliary, SideNumbers, collecting
 from chimera_runtime.start.assemble import RankContext
 from chimera_runtime.start.probe import FirstInputs, VaryingShapes
-from chimera_runtime.values.boundary import Boundary, Keywords, cut, keyword_names, slice_length
+from chimera_runtime.values.boundary import Boundary, Keywords, called, cut, keyword_names, slice_length
 from chimera_runtime.values.last_stage import alone
-from chimera_runtime.values.losses import Loss, Tally, added, as_pair
+from chimera_runtime.values.losses import Loss, Tally, added, as_pair, loss_name
 from chimera_runtime.values.mesh_tensors import rest, settled
 from chimera_runtime.values.nested import (
     Tensors,
@@ -95,7 +95,7 @@ class OutputStore:
 class _CurrentRound:
     """The round that is running, and what each stage sends for a micro-batch of it with all of its ``whole`` items."""
 
-    def __init__(self, boundaries: Sequence[Boundary], whole: int) -> None:
+    def __init__(self, boundaries: Mapping[int, Boundary], whole: int) -> None:
         self.boundaries = boundaries
         self.whole = whole
         self.round = EvaluationBatch((), lambda _micro: (None, None, {}))
@@ -125,7 +125,9 @@ class _CurrentRound:
 
 @dataclass
 class EvaluationStage:
-    """A stage for forwards alone, which keeps nothing but its outputs until they are sent; the last has ``output``."""
+    """A stage for forwards alone, which keeps nothing but its outputs until they are sent, or its ``readers`` have them
+    if these are several; one that feeds no other has ``output``.
+    """
 
     number: int
     module: torch.nn.Module
@@ -135,7 +137,11 @@ class EvaluationStage:
     load_keywords: Callable[[int], Keywords]
     carries: Carries
     reports: SideNumbers | None
-    _outputs: dict[Micros, Tensors] = field(default_factory=dict)
+    readers: tuple[int | None, ...] = (None,)
+    _outputs: dict[tuple[Micros, int | None], Tensors] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.forward_of_module = called(self.module, self.before)
 
     def forward(self, micros: Micros, inputs: Any, targets: Any = None) -> None:
         """Runs the stage on a micro-batch, or on several one after the other; arguments as of `Stage.forward`."""
@@ -144,11 +150,12 @@ class EvaluationStage:
         arguments = [(micros, inputs, targets)] if isinstance(micros, int) else self._split(micros, inputs, targets)
         outputs = [self._run(micro, *values) for micro, *values in arguments if self.current.has(micro)]
         if self.output is None:
-            self._outputs[micros] = outputs[0] if len(outputs) == 1 else join(outputs)
+            together = outputs[0] if len(outputs) == 1 else join(outputs)
+            self._outputs.update(((micros, reader), together) for reader in self.readers)
 
-    def outputs(self, micros: Micros) -> Tensors:
+    def outputs(self, micros: Micros, reader: int | None = None) -> Tensors:
         """Returns the outputs of a forward and forgets them; an empty tuple if the micro-batches have no items."""
-        return self._outputs.pop(micros) if self.current.has(micros) else ()
+        return self._outputs.pop((micros, reader)) if self.current.has(micros) else ()
 
     def _split(self, micros: tuple[int, ...], inputs: Any, targets: Any) -> Iterator[tuple[int, Any, Any]]:
         """Yields number, inputs and target of each micro-batch; inputs from a message are cut along dimension 0."""
@@ -164,7 +171,9 @@ class EvaluationStage:
         keywords = {**self.load_keywords(micro), **carry.arguments(takes, carry.tensors)}
         auxiliary = Auxiliary(takes=False)
         with UserCode(f"the forward of stage {self.number} in an evaluation", FAILED), collecting(auxiliary):
-            returned, new_carry = takes.split_result(f"stage {self.number}", self.module(argument, **keywords))
+            returned, new_carry = takes.split_result(
+                f"stage {self.number}", self.forward_of_module(argument, **keywords)
+            )
         self.carries.keep(micro, carry, inputs, new_carry)
         outputs: Tensors = ()
         if self.output is None:
@@ -207,14 +216,15 @@ class Evaluation:
     """Runs rounds of micro-batches through the pipelines of a copy; every rank of the copy runs the same rounds.
 
     Rounds follow each other without a barrier, so the pipelines stay full from the first round to the last. ``stages``
-    are those with which the rank trains, ``size`` the items of a micro-batch in training. ``output`` receives what the
-    last stage returns, ``reports`` what stages and loss report. ``varying`` fits the stages to smaller shapes.
+    are those with which the rank trains, ``size`` the items of a micro-batch in training. ``outputs`` receive what the
+    stages return that feed no other, by their number, ``reports`` what stages and losses report. ``varying`` fits the
+    stages to smaller shapes.
     """
 
     context: RankContext
     stages: Mapping[int, Stage]
     size: int
-    output: LastOutput
+    outputs: Mapping[int, LastOutput]
     varying: VaryingShapes | None = None
     cut_slice: CutSlice | None = None
     reports: SideNumbers | None = None
@@ -227,21 +237,21 @@ class Evaluation:
         # The lane has its own stages, slots and links; all of them read the sizes of the current round.
         current = self._current = _CurrentRound(self._boundaries, self._whole)
         slots = {
-            stage: Slots(rooms, partial(self._boundaries[feeding].buffers, world.device))
-            for stage, rooms in facts.slots.items()
-            for feeding in world.job.feeding[stage]
+            (feeding, stage): Slots(rooms, partial(self._boundaries[feeding].buffers, world.device))
+            for stage, of_makers in facts.slots.items()
+            for feeding, rooms in zip(world.job.feeding[stage], of_makers, strict=True)
         }
 
         def incoming(route: Route) -> Incoming:
-            link = world.peer(route.worker), route, world.job, slots[route.target]
+            link = world.peer(route.worker), route, world.job, slots[route.source, route.target]
             return _PartlyIncoming(*link, current=current)
 
         parts = LaneComponents(
             stages={number: self._stage(number, stage) for number, stage in self.stages.items()},
             incoming={route: incoming(route) for route in facts.incoming},
             outgoing={route: Outgoing(world.peer(route.worker), route, world.job) for route in facts.outgoing},
-            load_input=lambda _update, micro: current.load(micro, 0, world.device),
-            load_target=lambda _update, micro: current.load(micro, 1, world.device),
+            load_input=partial(self._load, 0, world.job.sources),
+            load_target=partial(self._load, 1, world.job.sinks),
         )
         if context.ranges:
             parts = ranged(parts, ranges_on(world.device), world.job.slices)
@@ -270,6 +280,11 @@ class Evaluation:
         with evaluating([stage.newest().module for stage in self.stages.values()]):
             self.context.script.evaluate(self._lane)
 
+    def _load(self, which: int, ends: Sequence[int], _update: int, micro: int, stage: int | None = None) -> Any:
+        job = self.context.world.job
+        value = self._current.load(micro, which, self.context.world.device)
+        return value if stage is None else job.of_end(value, stage, ends)
+
     def _first_inputs(self, micro_batches: EvaluationBatch) -> FirstInputs:
         """Inputs and keyword arguments of the first micro-batch, with items repeated up to the size of a whole one."""
         inputs, _, keywords = micro_batches.load(0)
@@ -283,7 +298,7 @@ class Evaluation:
         return mapped(inputs, fill), cut(keywords, lambda argument: mapped(argument, fill))
 
     def _require_rows_of_items(self, items: int) -> None:
-        for stage, boundary in enumerate(self._boundaries):
+        for stage, boundary in self._boundaries.items():
             if boundary.of_items(items, self._whole) is None:
                 raise mistakes.rows_are_not_items(items=items, whole=self._whole, stage=stage)
 
@@ -301,12 +316,13 @@ class Evaluation:
             number=number,
             module=alone(stage.module),
             before=probed.before(number, world.job),
-            output=None if world.job.fed[number] else self.output,
+            output=self.outputs.get(number),
             current=current,
             load_keywords=load_keywords,
             # Micro-batches may differ in the number of their items, and so may their carries in shapes.
             carries=Carries(number, world.job.slices, probed.traits[number].takes, fixed=False),
             reports=self.reports,
+            readers=fed if len(fed := world.job.fed[number]) > 1 else (None,),
         )
 
 
@@ -379,9 +395,11 @@ class Inference:
 
         Raises `Misuse` if a batch has none of the forms of `evaluation_batches`, or there is no item at all.
         """
-        losses = LossTotal(self.context.model.judge)
+        job, model = self.context.world.job, self.context.model
+        names = {sink: job.end_name(sink) for sink in job.sinks}
+        of_sinks = {sink: LossTotal(model.of_sink(name).judge) for sink, name in names.items()}
         reports = SideNumbers(self.context.world.read)
-        evaluation = self._evaluation(losses, reports)
+        evaluation = self._evaluation(of_sinks, reports)
         with self._unchanged():
             for batch in batches:
                 for micro_batches in evaluation.evaluation_batches(batch):
@@ -389,10 +407,14 @@ class Inference:
                         evaluation.run(micro_batches)
         with self.located:
             control_group = self.context.world.control_group
-            reported = reports.take(0)
-            numbers = losses.items, losses.total.item(), losses.count, len(reported.reports)
-            items, total, count, names = added_over_all(control_group, *numbers)
-            if names:
+            reported, last = reports.take(0), of_sinks[job.sinks[-1]]
+            if len(of_sinks) > 1:
+                losses = {loss_name(names[s]): (each.total.item(), each.count) for s, each in of_sinks.items()}
+                reported += Tally(reports={name: sums for name, sums in losses.items() if sums[1]})
+            total_here = sum(each.total.item() for each in of_sinks.values())
+            numbers = last.items, total_here, last.count, len(reported.reports)
+            items, total, count, has_reports = added_over_all(control_group, *numbers)
+            if has_reports:
                 exchange = ObjectExchange(control_group.group, "what an evaluation reports", control_group.timeout)
                 reported = added(Tally(reports=of_rank) for of_rank in exchange.all_gather(dict(reported.reports)))
         if not items:
@@ -400,19 +422,28 @@ class Inference:
         return EvaluationLoss(Tally(total, count).mean, reported.report_means)
 
     def predictor(self) -> Callable[[Any], Any]:
-        """Returns a function from a batch to the outputs of the last stage, on the CPU, on every rank of the copy.
+        """Returns a function from a batch to the outputs of the last stage, on the CPU, on every rank of the copy; if
+        several stages feed no other, to a dict of their outputs by name.
 
         It raises `Misuse` if outputs cannot be joined along dimension 0, or those of slices along dimension 1.
         """
-        world, store = self.context.world, OutputStore()
-        evaluation = self._evaluation(store)
+        world = self.context.world
+        stores = {sink: OutputStore() for sink in world.job.sinks}
+        evaluation = self._evaluation(stores)
 
         def outputs_of(batch: Any) -> Any:
-            outputs: list[Any] = []
+            of_sinks: dict[int, list[Any]] = {sink: [] for sink in stores}
             for micro_batches in evaluation.evaluation_batches(batch):
                 with self.located, all_generators_kept(), self._unchanged():
                     evaluation.run(micro_batches)
-                    outputs += gathered(world.control_group, world.job.holders[-1], store.take()).values()
+                    for sink, store in stores.items():
+                        of_sinks[sink] += gathered(world.control_group, world.job.holders[sink], store.take()).values()
+            together = {sink: joined_outputs(batch, outputs) for sink, outputs in of_sinks.items()}
+            if len(together) == 1:
+                return together.popitem()[1]
+            return {world.job.end_name(sink): value for sink, value in together.items()}
+
+        def joined_outputs(batch: Any, outputs: list[Any]) -> Any:
             if not all(map(is_rows, outputs)):
                 raise Misuse(mistakes.PREDICTIONS_HAVE_NO_ITEMS)
             slices = world.job.slices
@@ -426,7 +457,7 @@ class Inference:
 
     def runner(self, output: LastOutput) -> Callable[[EvaluationBatch], None]:
         """Returns a function that runs a round and gives outputs to ``output``; buffers stay changed."""
-        evaluation = self._evaluation(output)
+        evaluation = self._evaluation(dict.fromkeys(self.context.world.job.sinks, output))
 
         def run(micro_batches: EvaluationBatch) -> None:
             with self.located, all_generators_kept():
@@ -442,5 +473,5 @@ class Inference:
             stack.enter_context(unchanged(number, self.stages[number].newest().module, touched))
         return stack
 
-    def _evaluation(self, output: LastOutput, reports: SideNumbers | None = None) -> Evaluation:
-        return Evaluation(self.context, self.stages, self.size, output, self.varying, self.cut_slice, reports)
+    def _evaluation(self, outputs: Mapping[int, LastOutput], reports: SideNumbers | None = None) -> Evaluation:
+        return Evaluation(self.context, self.stages, self.size, outputs, self.varying, self.cut_slice, reports)

@@ -23,8 +23,8 @@ class _MessageLink:
         self._route = route
         self._value = job.value_of(route)
         # The tag of a message is that of micro-batch 0, and that of each later micro-batch is larger by `_step`.
-        self._base = tag_of(0, route.source, self._value, job.stages)
-        self._step = tag_of(1, route.source, self._value, job.stages) - self._base
+        self._base = tag_of(0, route.source, route.target, self._value, job.stages)
+        self._step = tag_of(1, route.source, route.target, self._value, job.stages) - self._base
         self._under_way: dict[Micros, Any] = {}
 
 
@@ -73,8 +73,11 @@ class Incoming(_MessageLink):
         return tensors
 
 
-Load = Callable[[int, int], Any]
-"""Function (update, number) that loads the input or target of a micro-batch, counted from the first of the update."""
+Load = Callable[..., Any]
+"""Function (update, number) that loads the input or target of a micro-batch, counted from the first of the update.
+
+Where several stages get an input or a target, a third argument is the number of the stage.
+"""
 
 
 class LaneComponents(NamedTuple):
@@ -121,14 +124,16 @@ class Lane:
         """Returns the link on which stage ``source`` sends a value to stage ``target`` of another worker."""
         return self._components.outgoing[Route(source, target, worker, value)]
 
-    def input(self, micros: Micros) -> Any:
-        """Returns the input of a micro-batch, for stage 0; for several micro-batches, a tuple of inputs."""
+    def input(self, micros: Micros, *stage: int) -> Any:
+        """Returns the input of a micro-batch; for several micro-batches, a tuple of inputs. If several stages get an
+        input, ``stage`` says which of them.
+        """
         if isinstance(micros, tuple):
-            return tuple(map(self.input, micros))
-        return self._load_input(self.first, micros)
+            return tuple([self.input(micro, *stage) for micro in micros])
+        return self._load_input(self.first, micros, *stage)
 
-    def target(self, micros: Micros) -> Any:
-        """Returns the target of a micro-batch, for the loss; for several micro-batches, a tuple of targets."""
+    def target(self, micros: Micros, *stage: int) -> Any:
+        """Returns the target of a micro-batch, for a loss; other arguments are those of `input`."""
         if isinstance(micros, tuple):
-            return tuple(map(self.target, micros))
-        return self._load_target(self.first, micros)
+            return tuple([self.target(micro, *stage) for micro in micros])
+        return self._load_target(self.first, micros, *stage)

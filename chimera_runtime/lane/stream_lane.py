@@ -83,9 +83,9 @@ class StreamStage(StreamWeights):
         if self._run.has(micros):
             getattr(self._stage.at(self._version), method)(micros, *values)
 
-    def _call(self, method: str, micros: Micros) -> Any:
+    def _call(self, method: str, micros: Micros, *reader: int) -> Any:
         """Calls a method that reads no weights; returns no tensors for micro-batches outside the run."""
-        return getattr(self._stage, method)(micros) if self._run.has(micros) else ()
+        return getattr(self._stage, method)(micros, *reader) if self._run.has(micros) else ()
 
     def begin(self, update: int) -> None:
         """Begins a run: its micro-batches are counted from the first one of ``update``."""
@@ -125,8 +125,8 @@ class StreamLane(Lane):
                 stages={number: StreamStage(stage, run, *initial[number,]) for number, stage in stages.items()},
                 incoming={route: StreamLink(link, run.has) for route, link in incoming.items()},
                 outgoing={route: StreamLink(link, run.has) for route, link in outgoing.items()},
-                load_input=lambda first, micro: load_input(first, micro) if run.has(micro) else None,
-                load_target=lambda first, micro: load_target(first, micro) if run.has(micro) else None,
+                load_input=lambda first, micro, *stage: load_input(first, micro, *stage) if run.has(micro) else None,
+                load_target=lambda first, micro, *stage: load_target(first, micro, *stage) if run.has(micro) else None,
                 ties={group: StreamWeights(tie, run, *initial[group]) for group, tie in ties.items()},
             )
         )

@@ -6,12 +6,12 @@ import inspect
 import sys
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial, update_wrapper, wraps
 from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType, ModuleType
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -19,7 +19,6 @@ from chimera_runtime.blame import UserCode
 from chimera_runtime.errors import FAILED, MISUSED, Misuse
 from chimera_runtime.errors import model as mistakes
 from chimera_runtime.model.model_text import REQUIRED
-from chimera_runtime.program.rank_facts import fed
 from chimera_runtime.values.boundary import Stack
 from chimera_runtime.values.last_stage import LOSS, LastStage, modules_in
 from chimera_runtime.values.losses import Loss
@@ -192,13 +191,14 @@ class Model:
     """The functions with which a user describes a model.
 
     ``file`` is where they are, for error messages. An error that a function raises becomes a `ModelError`.
+    ``loss`` is a function of output and target, or a dict of such functions: `of_sink` returns the model with one.
     ``name(stage, parameter)`` returns the model's own name for a parameter of a stage, and ``tied(num_stages)`` returns
     the parameters that stages share. If ``build_stage`` is `Layers`, both functions number layers in place of stages.
     """
 
     file: Path
     build_stage: Callable[[int, int], torch.nn.Module] | Layers
-    loss: Callable[[Any, Any], Loss]
+    loss: Any
     tied: Callable[[int], Any] | None = field(default=None, kw_only=True)
     name: Callable[[int, str], str] | None = field(default=None, kw_only=True)
 
@@ -206,6 +206,10 @@ class Model:
     def layers(self) -> Layers | None:
         """The layers of the model, or None if ``build_stage`` is a function."""
         return self.build_stage if isinstance(self.build_stage, Layers) else None
+
+    def of_sink(self, name: str) -> Self:
+        """Returns the model with the loss of a stage that feeds no other, by the name of its group of stages."""
+        return replace(self, loss=self.loss[name]) if isinstance(self.loss, Mapping) else self
 
     def locate(self, stage: int, name: str) -> tuple[str, int, str]:
         """Returns the place of a parameter in the model file: ``"stage"`` or ``"layer"``, its number, and the name.
@@ -229,11 +233,18 @@ class Model:
         return "the loss" if kind == "loss" else f"{kind} {number}"
 
     def stage(
-        self, stage: int, stages: int, seed: int, device: torch.device, members: Sequence[int] | None = None
+        self,
+        stage: int,
+        stages: int,
+        seed: int,
+        device: torch.device,
+        members: Sequence[int] | None = None,
+        *,
+        is_sink: bool | None = None,
     ) -> torch.nn.Module:
         """Builds a stage with its initial weights, which depend only on the seed and on the stage or the layer; on the
         meta device they are zeros until they are loaded. ``members`` are the ranks of the pipelines, if the stage may
-        be spread over others.
+        be spread over others. A stage that feeds no other, ``is_sink``, by default the last one, gets the loss.
         """
         build: Any = self.build_stage
         if isinstance(build, Layers):
@@ -241,7 +252,7 @@ class Model:
             module: torch.nn.Module = Stack({str(i): self._build(f"layer {i}", build.layers[i], seed, i) for i in held})
         else:
             module = self._build(f"build_stage({stage}, {stages})", partial(build, stage, stages), seed, stage)
-        if not fed(stages)[stage]:
+        if stage == stages - 1 if is_sink is None else is_sink:
             module = self.with_loss(module)
         if any(torch.nn.parameter.is_lazy(p) for p in (*module.parameters(), *module.buffers())):
             raise mistakes.parameters_are_lazy(file=self.file, stage=stage)
@@ -466,12 +477,17 @@ def load(path: Path, offered: Mapping[str, Any] = _NOTHING, split: Sequence[int]
     # Stages come from layers() or from build_stage(); the required functions are there.
     layered = hasattr(module, "layers") and (callable(module.layers) or not hasattr(module, "build_stage"))
     missing = [name for name in REQUIRED if not callable(getattr(module, name, None))]
+    if "loss" in missing and isinstance(getattr(module, "loss", None), Mapping):
+        missing.remove("loss")  # one for each group of stages that feeds no other
     if layered and "build_stage" in missing:
         missing.remove("build_stage")
     if missing:
         raise mistakes.functions_are_missing(path=path, functions=[REQUIRED[name] for name in missing])
     functions = {name: getattr(module, name, None) for name in _STAGES | _OTHERS}
-    if offered.get("args") and not any(takes(functions[n], count, "args") for n, count in (_STAGES | _OTHERS).items()):
+    of_loss = functions["loss"]
+    losses = of_loss.values() if isinstance(of_loss, Mapping) else ()
+    taking = [*((functions[n], count) for n, count in (_STAGES | _OTHERS).items()), *((f, 2) for f in losses)]
+    if offered.get("args") and not any(takes(function, count, "args") for function, count in taking):
         raise mistakes.nothing_takes_args(path=path)
     tied = functions["tied"]
     if tied is not None and not callable(tied):
@@ -482,6 +498,9 @@ def load(path: Path, offered: Mapping[str, Any] = _NOTHING, split: Sequence[int]
         for name, positional in _OTHERS.items()
         if callable(function := functions[name])
     }
+    if isinstance(functions["loss"], Mapping):
+        count = _OTHERS["loss"]
+        bound_functions["loss"] = {name: bound(f, count, offered, file) for name, f in functions["loss"].items()}
     if takes_names(module.optimizer):
         bound_functions["optimizer"] = with_names(bound_functions["optimizer"])
     if layered:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from chimera_runtime.errors import start as mistakes
-from chimera_runtime.program.job import Job
+from chimera_runtime.program.job import Feed, Job
 from chimera_runtime.program.rank_facts import RankFacts, facts_of_rank
 from chimera_runtime.values.files import require_regular
 
@@ -91,7 +91,7 @@ def parsed(text: str) -> tuple[Job, tuple[RankFacts, ...]]:
     facts = _frozen(json.loads(text))
     ranks = tuple(map(facts_of_rank, facts.pop("ranks")))
     del facts["interface"]
-    return Job(**facts), ranks
+    return Job(**facts | {"feeds": tuple(Feed(*edge) for edge in facts.get("feeds", ()))}), ranks
 
 
 def _frozen(value: Any) -> Any:

@@ -1,12 +1,19 @@
 """The job: facts about the program that all ranks share, and the place of a rank in it."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from chimera_runtime.program import rank_facts
-from chimera_runtime.program.rank_facts import Group, Route
+from chimera_runtime.program.rank_facts import VALUES, Group, Route, implied
+
+
+class Feed(NamedTuple):
+    """An edge of the graph of stages: ``target`` gets the output of ``source``, as the argument ``keyword`` if any."""
+
+    source: int
+    target: int
+    keyword: str = ""
 
 
 @dataclass(frozen=True)
@@ -25,7 +32,9 @@ class Job:
     whose activations move to the host and back, ``moving_operands`` the stages that move what is kept between the
     halves. ``kinds`` are the letters of all kinds of operations.
 
-    The weights of the stages in ``frozen`` are not trained.
+    The weights of the stages in ``frozen`` are not trained. ``feeds`` are the edges of the graph of stages, in the order
+    of a stage's arguments; without any the stages are a chain, in which each feeds the next one. ``named`` are groups
+    of stages with a name, which begin at a stage and end before one.
 
     Without a flush the lanes repeat every ``period`` micro-batches. ``reads[s]`` says which version of the weights
     stage s reads for each micro-batch of a period: the number of updates in the periods before plus an offset. The
@@ -60,6 +69,8 @@ class Job:
     weights: tuple[int, ...] = ()
     lengths: tuple[int, ...] = ()
     frozen: tuple[int, ...] = ()
+    feeds: tuple[Feed, ...] = ()
+    named: tuple[tuple[str, int, int], ...] = ()
 
     @property
     def moves(self) -> bool:
@@ -88,17 +99,47 @@ class Job:
 
     def value_of(self, route: Route) -> str:
         """The letter of the value that is sent along a route."""
-        return route.value or rank_facts.implied(route.source, route.target, self.stages)
+        return route.value or implied(route.source, route.target)
+
+    @cached_property
+    def edges(self) -> tuple[Feed, ...]:
+        """All edges of the graph of stages, each to a stage of a higher number."""
+        return self.feeds or tuple(Feed(stage, stage + 1) for stage in range(self.stages - 1))
 
     @cached_property
     def fed(self) -> tuple[tuple[int, ...], ...]:
-        """The stages that stage s feeds, as ``fed[s]``; a stage that feeds no other computes the loss."""
-        return rank_facts.fed(self.stages)
+        """The stages that stage s feeds, as ``fed[s]``, ascending; a stage that feeds no other computes a loss."""
+        return tuple(tuple(sorted(e.target for e in self.edges if e.source == s)) for s in range(self.stages))
 
     @cached_property
     def feeding(self) -> tuple[tuple[int, ...], ...]:
-        """The stages that feed stage s, as ``feeding[s]``; a stage that no other feeds gets the dataset's input."""
-        return rank_facts.feeding(self.stages)
+        """The stages that feed stage s, as ``feeding[s]``, in the order of its arguments; a stage that no other feeds
+        gets an input of the dataset.
+        """
+        return tuple(tuple(e.source for e in self.edges if e.target == s) for s in range(self.stages))
+
+    def makers(self, value: str, stage: int) -> tuple[int, ...]:
+        """The stages that make a value which ``stage`` reads, in the order of `Rooms`."""
+        return (self.feeding if VALUES[value].onward else self.fed)[stage]
+
+    def stage_name(self, stage: int) -> str:
+        """A stage as messages name it: ``image[1]`` by its group, or its number."""
+        for name, start, stop in self.named:
+            if start <= stage < stop:
+                return f"{name}[{stage - start}]"
+        return f"{stage}"
+
+    def end_name(self, stage: int) -> str:
+        """The name of a stage that no other feeds, or that feeds no other: that of its group, or its number."""
+        return self.stage_name(stage).partition("[")[0]
+
+    def of_end(self, value: Any, stage: int, ends: Sequence[int]) -> Any:
+        """The part of an input, or of a target, for ``stage``, which is one of the ``ends`` that get one. If there are
+        several, and the value is a dict with the names of all of them, that is an entry of it, else the whole.
+        """
+        if len(ends) > 1 and isinstance(value, dict) and value.keys() == {*map(self.end_name, ends)}:
+            return value[self.end_name(stage)]
+        return value
 
     @cached_property
     def backwards(self) -> tuple["Backwards", ...]:

@@ -2,12 +2,9 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, NamedTuple
 
-# Graph of stages: which stages a stage feeds, which stages feed it, and which values pass between them.
-#
-# All other code asks this module for the neighbours of a stage.
+# Values that pass between stages. `Job` has the graph of stages: which stages feed which.
 
 
 class EdgeValue(NamedTuple):
@@ -33,26 +30,11 @@ VALUES = {
 """The values by their letters, as the compiler's table of kinds has them."""
 
 
-@cache
-def fed(stages: int) -> tuple[tuple[int, ...], ...]:
-    """The stages that stage s feeds, as ``fed(stages)[s]``, ascending. Stages are a chain: each feeds the next one."""
-    return (*((stage,) for stage in range(1, stages)), ())
-
-
-@cache
-def feeding(stages: int) -> tuple[tuple[int, ...], ...]:
-    """The stages that feed stage s, as ``feeding(stages)[s]``, ascending: the inverse of ``fed``."""
-    return ((), *((stage,) for stage in range(stages - 1)))
-
-
-def readers(value: str, stage: int, stages: int) -> tuple[int, ...]:
-    """The stages that read a value which ``stage`` makes."""
-    return (fed if VALUES[value].onward else feeding)(stages)[stage]
-
-
-def implied(source: int, target: int, stages: int) -> str:
-    """Returns the letter of the value in a message that names only its stages: the first that goes this way."""
-    return next(value for value in VALUES if target in readers(value, source, stages))
+def implied(source: int, target: int) -> str:
+    """Returns the letter of the value in a message that names only its stages: the first that goes this way. A stage
+    feeds stages of higher numbers.
+    """
+    return next(letter for letter, value in VALUES.items() if value.onward == (source < target))
 
 
 # Weight groups: the stages whose weights are summed and stepped together.
@@ -86,6 +68,13 @@ class Route(NamedTuple):
     value: str = ""
 
 
+Rooms = tuple[tuple[int, ...], ...]
+"""Sizes of the receive buffers of a stage for a value, in micro-batches, for each of the stages that make the value.
+
+Those are in the order of the stage's arguments, or ascending if the value goes back.
+"""
+
+
 @dataclass(frozen=True)
 class StageFacts:
     """Facts for a worker about a stage that it holds.
@@ -93,7 +82,8 @@ class StageFacts:
     Attributes
     ----------
     slots
-        Sizes of the receive buffers (slots), in micro-batches, for each value that the stage receives, by its letter.
+        Sizes of the receive buffers (slots), in micro-batches, for each value that the stage receives, by its letter:
+        those for each stage that makes the value.
     copies
         Number of copies of the stage's weights.
     sending
@@ -105,7 +95,7 @@ class StageFacts:
         these weights, the second in the `drop` line that frees them.
     """
 
-    slots: dict[str, tuple[int, ...]]
+    slots: dict[str, Rooms]
     copies: int
     sending: dict[str, int]
     recomputed: tuple[tuple[int, int], ...]
@@ -146,7 +136,7 @@ class Turns:
 class EvaluationFacts:
     """Facts for a worker about an evaluation: by stage, the sizes of receive buffers (``slots``); and its links."""
 
-    slots: dict[int, tuple[int, ...]]
+    slots: dict[int, Rooms]
     incoming: tuple[Route, ...]
     outgoing: tuple[Route, ...]
 
@@ -208,7 +198,7 @@ class RankFacts:
 def facts_of_rank(facts: dict[str, Any]) -> RankFacts:
     """Returns the facts for a worker from its entry in program.json, which has tuples in place of lists."""
     turns, evaluation = facts["turns"], facts["evaluation"]
-    slots = {int(stage): rooms for stage, rooms in evaluation["slots"].items()}
+    slots = {int(stage): _by_maker(rooms) for stage, rooms in evaluation["slots"].items()}
     return RankFacts(
         stages={int(stage): _stage(of_stage) for stage, of_stage in facts["stages"].items()},
         ties=tuple(TieFacts(**of_tie) for of_tie in facts["ties"]),
@@ -224,9 +214,14 @@ def facts_of_rank(facts: dict[str, Any]) -> RankFacts:
 
 
 def _stage(facts: dict[str, Any]) -> StageFacts:
-    slots = {letter: facts.pop(value.slots) for letter, value in VALUES.items()}
+    slots = {letter: _by_maker(facts.pop(value.slots)) for letter, value in VALUES.items()}
     sending = dict(zip(VALUES, facts.pop("sending"), strict=True))
     return StageFacts(slots, sending=sending, **facts)
+
+
+def _by_maker(slots: tuple[Any, ...]) -> Rooms:
+    """Returns slots for each stage that makes a value; program.json has a list of their sizes if that is one stage."""
+    return slots if slots and isinstance(slots[0], tuple) else (slots,)
 
 
 def _routes(routes: Iterable[Iterable[Any]]) -> tuple[Route, ...]:

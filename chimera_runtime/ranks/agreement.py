@@ -479,8 +479,8 @@ class FactComparison:
         keys = [TERMS, STEPS, POSITION]
         keys += [("data", copy, part) for copy in range(place.copies) for part in range(len(PARTS))]
         keys += [of(group) for of in (settings_of, weights_of) for group in self.shared]
-        holders, workers = job.holders, place.workers
-        self._users = len(holders[0]), len(holders[-1]), workers  # for each part of the data, in a copy
+        ends = (len(job.members(stages)) for stages in (job.sources, job.sinks))
+        self._users = *ends, place.workers  # for each part of the data, in a copy
         self._places = {key: 3 * number for number, key in enumerate(keys)}
         self._zeros = [0.0] * (3 * len(keys)) if len(control_group.members) > 1 else []
         self._comparisons = 0

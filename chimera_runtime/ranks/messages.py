@@ -21,7 +21,7 @@ from chimera_runtime.blame import micro_text
 from chimera_runtime.errors import PeerLost
 from chimera_runtime.errors import start as mistakes
 from chimera_runtime.program.numbering import Micros
-from chimera_runtime.program.rank_facts import VALUES, implied, readers
+from chimera_runtime.program.rank_facts import VALUES, implied
 from chimera_runtime.ranks.devices import Accelerator
 from chimera_runtime.ranks.parent_death import Launcher
 from chimera_runtime.values.nested import Tensors
@@ -35,10 +35,10 @@ _TAGS = 2**30
 """Number of tags on the wire, after which they repeat: micro-batches may be counted over the whole run."""
 
 
-def tag_of(micros: Micros, source: int, value: str, stages: int) -> int:
-    """Returns the tag of a message, unique between two workers, from value, source and first micro-batch."""
+def tag_of(micros: Micros, source: int, target: int, value: str, stages: int) -> int:
+    """Returns the tag of a message, unique between two workers, from value, both stages and first micro-batch."""
     first = micros[0] if isinstance(micros, tuple) else micros
-    return (first * stages + source) * len(VALUES) + _NUMBERS[value]
+    return ((first * stages + source) * stages + target) * len(VALUES) + _NUMBERS[value]
 
 
 def unrecorded(post: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
@@ -80,11 +80,11 @@ class Names:
 
     def operation(self, verb: str, tag: int) -> str:
         """The line of schedule.sir for the message with a tag, such as ``recv m0 s0->s1``: the inverse of `tag_of`."""
-        micro, rest = divmod(tag, len(VALUES) * self.stages)
-        source, number = divmod(rest, len(VALUES))
+        edge, number = divmod(tag, len(VALUES))
+        place, target = divmod(edge, self.stages)
+        micro, source = divmod(place, self.stages)
         value = [*VALUES][number]
-        (target,) = readers(value, source, self.stages)
-        named = "" if value == implied(source, target, self.stages) else f"{value} "
+        named = "" if value == implied(source, target) else f"{value} "
         return f"{verb} {named}{micro_text(micro, self.slices)} s{source}->s{target}"
 
     def lost(self, operation: str, peers: Sequence[int], error: Exception) -> PeerLost:

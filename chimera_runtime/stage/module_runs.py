@@ -19,6 +19,7 @@ from chimera_runtime.values.boundary import (
     Carry,
     Keywords,
     Traits,
+    called,
     require_unwritten,
     versions_in,
 )
@@ -77,6 +78,7 @@ class ModuleRuns:
     """Runs of a stage's module, each after seeding: both runs of a recomputed forward have the same random numbers.
 
     ``forward`` and ``backward`` are what runs the module's forward and a backward; a pair replaces both while it runs.
+    ``forward`` is called with what `StageInput.argument` returns.
     """
 
     def __init__(
@@ -90,7 +92,7 @@ class ModuleRuns:
         load_keywords: LoadKeywords | None,
     ) -> None:
         self.module = module
-        self.forward: Callable[..., Any] = module
+        self.forward = called(module, stage_input.before)
         self.backward: Callable[[Roots, Tensors], None] = engine.run
         self._number = number
         self._input = stage_input

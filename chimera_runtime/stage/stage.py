@@ -12,7 +12,7 @@ from chimera_runtime.errors import FAILED
 from chimera_runtime.errors.stage import backward_of_pair_did_not_run, memory_was_written
 from chimera_runtime.program.job import WHOLE, Backwards
 from chimera_runtime.program.numbering import Micros, Numbering, numbers_of
-from chimera_runtime.program.rank_facts import VALUES
+from chimera_runtime.program.rank_facts import VALUES, Rooms
 from chimera_runtime.ranks.messages import LinkToHost, Reader, from_host
 from chimera_runtime.stage import engine
 from chimera_runtime.stage.carries import NO_CARRIES, Carries
@@ -31,9 +31,9 @@ from chimera_runtime.stage.recomputation import (
 )
 from chimera_runtime.stage.saved_tensors import TensorMoves
 from chimera_runtime.stage.splitting import HalfBackward, run_first_half
-from chimera_runtime.stage.stage_output import SendOutput, SideNumbers, StageInput, StageOutput, roots_of
+from chimera_runtime.stage.stage_output import SendOutput, SendToSeveral, SideNumbers, StageInput, StageOutput, roots_of
 from chimera_runtime.stage.weight_versions import WeightGroup, Weights
-from chimera_runtime.values.boundary import NO_CARRY, Boundary, Traits
+from chimera_runtime.values.boundary import NO_CARRY, Boundary, Traits, called
 from chimera_runtime.values.last_stage import alone
 from chimera_runtime.values.losses import Tally
 from chimera_runtime.values.nested import Tensors, fresh, join, joined, leaves, part, plain
@@ -41,12 +41,12 @@ from chimera_runtime.values.shared_memory import VERSION, Slots, lend
 
 
 def _handed_on(value: str) -> Callable[["Stage", Micros], Tensors]:
-    """Returns a method that removes and returns what `Stage._hand_on` kept. It raises `BadModel` if a tensor was
-    written in the meantime.
+    """Returns a method that removes and returns what `Stage._hand_on` kept, for the stage ``reader`` if several read
+    it. It raises `BadModel` if a tensor was written in the meantime.
     """
 
-    def taken(self: "Stage", micros: Micros) -> Tensors:
-        tensors, before = self._made.pop((value, micros))
+    def taken(self: "Stage", micros: Micros, reader: int | None = None) -> Tensors:
+        tensors, before = self._made.pop((value, micros, reader))
         if [*map(VERSION, tensors)] != before:
             raise memory_was_written(self.number, "another stage", micros)
         return tensors
@@ -54,13 +54,31 @@ def _handed_on(value: str) -> Callable[["Stage", Micros], Tensors]:
     return taken
 
 
+ValueReader = tuple[int | None, tuple[int, ...] | None]
+"""A reader of a value, by its number if there are several, and the places of the tensors that are for it, if not all.
+"""
+
+
+def _readers_of(output: StageOutput) -> tuple[ValueReader, ...]:
+    if isinstance(output, SendToSeveral):
+        return tuple((reader, None) for reader in output.readers)
+    return () if output.after is None else ((None, None),)
+
+
+def _gradient_readers(before: Boundary | None) -> tuple[ValueReader, ...]:
+    if before is None or not before.feeds:
+        return () if before is None else ((None, None),)
+    readers = before.gradient_places()
+    return tuple((source if len(readers) > 1 else None, places) for source, places in readers)
+
+
 class Stage(WeightGroup):
     """A stage on this rank: its module, its receive buffers, and what its forwards keep for their backwards.
 
     As a weight group it has the parameters that belong to this stage alone; ``ties`` are the groups that it shares with
     others. Results stay here until `outputs` and `input_gradients` take them. ``inputs`` and ``gradients`` are the
-    receive buffers, or slots; a message of gradients ends with the loss counts of its micro-batches, if the loss has
-    counts.
+    receive buffers, or slots, for each stage that makes the value; a message of gradients ends with the loss counts of
+    its micro-batches, if the loss has counts.
 
     ``recomputed`` are the micro-batches, modulo ``numbering.cycle``, whose forward keeps only its input and runs again
     later; ``is_compared`` says, by the number of updates since the run began, whether the two runs are compared.
@@ -90,11 +108,11 @@ class Stage(WeightGroup):
         self.ties = ties
         self.number = number
         self.module = module
-        self.inputs = self.gradients = Slots()
+        self.inputs = self.gradients = tuple[Slots, ...]()
         self._input = StageInput(number, before, bool(traits.in_place), notes=host_link is not None)
         self._backwards_of = backwards
-        has_reader = {True: output.after is not None, False: before is not None and backwards.returns}
-        self._is_taken = {letter: has_reader[value.onward] for letter, value in VALUES.items()}
+        readers = {True: _readers_of(output), False: _gradient_readers(before) if backwards.returns else ()}
+        self._readers = {letter: readers[value.onward] for letter, value in VALUES.items()}
         self.runs = ModuleRuns(number, alone(module), self._input, output, traits, numbering, load_keywords)
         self.carries = Carries(number, numbering.slices, traits.takes)
         self._output = output
@@ -106,7 +124,7 @@ class Stage(WeightGroup):
         # What waits, by micro-batch: for its backward, for the second half of it, and, by value, to be handed on.
         self._saved: dict[int, SavedGraph | SavedInput] = {}
         self._half_backwards: dict[int, HalfBackward] = {}
-        self._made: dict[tuple[str, Micros], tuple[Tensors, list[int]]] = {}
+        self._made: dict[tuple[str, Micros, int | None], tuple[Tensors, list[int]]] = {}
         self._moves = TensorMoves(number, self._saved, self._half_backwards, host_link)
 
     @property
@@ -114,24 +132,29 @@ class Stage(WeightGroup):
         """This group and the ties: no attribute, so that the stage is freed as soon as nothing else refers to it."""
         return (self, *self.ties)
 
-    def reserve(self, rooms: Mapping[str, Sequence[int]], device: torch.device) -> None:
+    def reserve(self, rooms: Mapping[str, Rooms], device: torch.device) -> None:
         """Allocates the receive buffers; ``rooms`` says for each value how many micro-batches each slot holds."""
+        before, after = self._input.before, self._output.after
         for letter, value in VALUES.items():
-            if (boundary := self._input.before if value.onward else self._output.after) is not None:
-                make = partial(getattr(boundary, value.buffers), device)
-                views = getattr(boundary, value.views) if boundary.of_slices else None
-                setattr(self, value.slots, Slots(rooms.get(letter, ()), make, views))
+            of_makers = rooms.get(letter, ())
+            ends = (() if before is None else before.apart) if value.onward else (after,) * len(of_makers)
+            slots = list[Slots]()
+            for sizes, end in zip(of_makers, filter(None, ends), strict=False):
+                make = partial(getattr(end, value.buffers), device)
+                slots.append(Slots(sizes, make, getattr(end, value.views) if end.of_slices else None))
+            setattr(self, value.slots, (*slots,))
 
     def resize(self, before: Boundary | None, after: Boundary | None) -> None:
         """Changes the shapes that the stage receives and sends; none may be larger than at first."""
         self._input.before = before
         self.carries.resize()
-        if before is not None:
-            self.inputs.resize(before.views)
+        for slots, end in zip(self.inputs, () if before is None else before.apart, strict=False):
+            slots.resize(end.views)
         if after is not None:
             assert isinstance(self._output, SendOutput)
             self._output.after = after
-            self.gradients.resize(after.gradient_views)
+            for slots in self.gradients:
+                slots.resize(after.gradient_views)
 
     def begin(self, update: int) -> None:
         """Makes the first micro-batch of an update number 0, and the newest weights version 0."""
@@ -185,9 +208,10 @@ class Stage(WeightGroup):
             self._hand_on("y", micros, outputs)
 
     def _hand_on(self, value: str, micros: Micros, tensors: Tensors) -> None:
-        """Keeps a value, such as ``y``, until `_handed_on` takes it, if another stage reads it."""
-        if self._is_taken[value]:
-            self._made[value, micros] = tensors, [*map(VERSION, tensors)]
+        """Keeps a value, such as ``y``, until `_handed_on` takes it for each stage that reads it."""
+        for reader, places in self._readers[value]:
+            read = tensors if places is None else tuple([tensors[place] for place in places])
+            self._made[value, micros, reader] = read, [*map(VERSION, read)]
 
     outputs, input_gradients = _handed_on("y"), _handed_on("dx")
 
@@ -324,11 +348,12 @@ class Stage(WeightGroup):
         def run_both(roots: Roots, gradients: Tensors) -> None:
             other.runs.backward = engine.run
             backward_of_pair = Backward(other.runs.module, roots, gradients)
-            self.runs.forward = partial(method, backward=backward_of_pair)
+            own, both = self.runs.forward, partial(method, backward=backward_of_pair)
+            self.runs.forward = called(both, self._input.before)
             try:
                 self.forward(*forward)
             finally:
-                self.runs.forward = self.runs.module
+                self.runs.forward = own
             if not backward_of_pair.begun:
                 raise backward_of_pair_did_not_run(method=METHOD, stage=self.number)
 

@@ -202,8 +202,8 @@ class SideNumbers:
 
 @dataclass
 class StageInput:
-    """The input of a stage; ``before`` is None for the first one, which with ``copies`` is called on copies of the
-    data, and ``notes`` the memory of data, which no stage moves to the host.
+    """The input of a stage; ``before`` is None for one that no other feeds, which with ``copies`` is called on copies
+    of the data, and ``notes`` the memory of data, which no stage moves to the host.
     """
 
     number: int
@@ -229,7 +229,7 @@ class StageInput:
         return leaves, self.before.form.filled(leaves)
 
     def take_gradients(self, leaves: Tensors, counts: Tensors) -> Tensors:
-        """Returns the message to the stage before, the gradients of the leaves and the loss count, and clears ``grad``.
+        """Returns the message to the stages before, the gradients of the leaves and the loss count, and clears ``grad``.
         Raises `BadModel` if a tensor has a gradient although it had none for the first micro-batch.
         """
         if self.before is None:
@@ -295,13 +295,38 @@ class SendOutput:
         return Tally()
 
 
+@dataclass
+class SendToSeveral(SendOutput):
+    """Output of a stage that feeds several: the gradients that it gets from these ``readers`` are added up.
+
+    The stage receives the gradients of all readers, ascending, as one tuple of tensors. They are added in this order,
+    so that the sum has the same bits each time. A reader gives zeros for a tensor that it does not use.
+    """
+
+    readers: tuple[int, ...] = ()
+
+    def gradients(self, _roots: Roots, received: Tensors) -> Tensors:
+        """Returns the sums of the received gradients, in new tensors."""
+        size, end = len(received) // len(self.readers), len(received)
+        kept = size - self.after.counted  # each message ends with the same loss count
+        first, *others = [received[start : start + kept] for start in range(0, end, size)]
+        sums = [*first]
+        for number, gradients in enumerate(others):
+            add = torch.add if number == 0 else torch.Tensor.add_
+            sums = [add(total, gradient) for total, gradient in zip(sums, gradients, strict=True)]
+        if self.moves_operands:
+            note_received(tuple(sums))
+        return tuple(sums)
+
+
 _LIKE = attrgetter("shape", "dtype", "device", "__class__")
 
 
 @dataclass
 class LossOutput:
-    """The output of the last stage: the ``loss``, which is a sum and a count if ``counted``. ``trains`` says that some
-    weight needs its gradient.
+    """The output of a stage that feeds no other: the ``loss``, which is a sum and a count if ``counted``. ``trains``
+    says that some weight needs its gradient. If several stages have a loss, the last one ``counts_items``,
+    and each reports its own as ``name``.
     """
 
     loss: Callable[[Any, Any], Loss]
@@ -311,6 +336,8 @@ class LossOutput:
     read: Reader = from_host
     trains: bool = False
     scale: float = 1.0
+    counts_items: bool = True
+    name: str = ""
     after: ClassVar[None] = None
     _with_graph: set[int] = field(default_factory=set)  # updates of which a loss has a graph
     _losses: defaultdict[int, dict[int, Numbers]] = field(default_factory=lambda: defaultdict(dict))
@@ -376,7 +403,8 @@ class LossOutput:
         if self.trains and items and update not in self._with_graph:
             raise BadModel(mistakes.LOSS_HAS_NO_GRADIENT)
         self._with_graph.discard(update)
-        return Tally(total, items)
+        reports = {self.name: (total, items)} if self.name and items else {}
+        return Tally(total, items if self.counts_items else 0.0, reports=reports)
 
 
 StageOutput = SendOutput | LossOutput

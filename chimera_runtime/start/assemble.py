@@ -36,12 +36,13 @@ from chimera_runtime.ranks.world import World
 from chimera_runtime.stage.gradient_sums import GradientSum, WideGradientSum
 from chimera_runtime.stage.saved_tensors import SMALLEST
 from chimera_runtime.stage.stage import Stage
-from chimera_runtime.stage.stage_output import LossOutput, SendOutput, StageOutput
+from chimera_runtime.stage.stage_output import LossOutput, SendOutput, SendToSeveral, StageOutput
 from chimera_runtime.stage.weight_versions import Unstepped, Versions, WeightGroup, Weights, masters
 from chimera_runtime.start.inventory import compare_stages
 from chimera_runtime.start.probe import ProbeResult, memory_report, probe_stages
 from chimera_runtime.values.boundary import Keywords, Traits, keyword_names
-from chimera_runtime.values.losses import Count
+from chimera_runtime.values.last_stage import modules_in
+from chimera_runtime.values.losses import Count, loss_name
 from chimera_runtime.values.nested import generators_kept, to_device
 
 # Loaders of a pipeline, and which parts of a mini-batch each worker uses: a rank loads no other parts.
@@ -178,7 +179,9 @@ def components_of(context: RankContext, stages: Mapping[int, Stage]) -> LaneComp
     world, job, facts = context.world, context.world.job, context.facts
 
     def incoming(route: Route) -> Incoming:
-        slots = getattr(stages[route.target], VALUES[job.value_of(route)].slots)
+        value = job.value_of(route)
+        of_makers = getattr(stages[route.target], VALUES[value].slots)
+        slots = of_makers[job.makers(value, route.target).index(route.source)]
         return Incoming(world.peer(route.worker), route, job, slots)
 
     load_input, load_target = loads(context.source, job, world.device)
@@ -216,15 +219,16 @@ def run_stream(context: RankContext, lane: Lane, updates: int) -> None:
 
 def loads(source: MicroBatchSource | None, job: Job, device: torch.device) -> tuple[Load, Load]:
     """Returns two functions, of an update and a micro-batch, that load its input and its target onto the device, or
-    None without a source. A `ModelError` in one of them names the stage and the micro-batch.
+    None without a source. A `ModelError` in one of them names the stage and the micro-batch. If several stages get an
+    input or a target, each function also takes the number of the stage, and returns the part for it (`Job.of_end`).
     """
     if source is None:
-        return (lambda _update, _micro: None), (lambda _update, _micro: None)
+        return (lambda _update, _micro, *_stage: None), (lambda _update, _micro, *_stage: None)
 
     component = source.component
 
-    def located(kind: str, number: int, stage: int) -> Load:
-        def loaded(update: int, micro: int) -> Any:
+    def located(kind: str, number: int, ends: Sequence[int]) -> Load:
+        def loaded(update: int, micro: int, stage: int = ends[-1]) -> Any:
             try:
                 value = component(update, micro, number)
             except ModelError as error:
@@ -233,11 +237,11 @@ def loads(source: MicroBatchSource | None, job: Job, device: torch.device) -> tu
                 raise
             if type(value) is torch.Tensor and value.device == device:
                 return value
-            return to_device(value, device)
+            return to_device(job.of_end(value, stage, ends), device)
 
         return loaded
 
-    return located("load input", _INPUT, job.sources[0]), located("load target", _TARGET, job.sinks[-1])
+    return located("load input", _INPUT, job.sources), located("load target", _TARGET, job.sinks)
 
 
 MakeOptimizer = Callable[[list[torch.nn.Parameter]], Any]
@@ -265,6 +269,7 @@ def build_and_probe(
     ``feed`` must hold the example already; its ``names`` of keyword arguments are set here. If a rank raises an error,
     the ranks that wait for it raise `PeerLost`.
     """
+    require_losses(world.job, model)
     with located, failures_shared(world.control_group.store, world.place.rank), generators_kept():
         built = modules(world, model, seed)
         require_frozen(world.job, built)
@@ -282,10 +287,28 @@ def modules(world: World, model: Model, seed: int) -> dict[int, torch.nn.Module]
     ties = declared(model, world.job)
     held = [s for s, workers in enumerate(world.job.holders) if world.place.worker in workers]
     members = None if world.job.period else world.control_group.members
-    built = {s: model.stage(s, world.job.stages, seed, world.device, members=members) for s in held}
+    built: dict[int, torch.nn.Module] = {}
+    for s in held:
+        is_sink = s in world.job.sinks
+        of_stage = model.of_sink(world.job.end_name(s)) if is_sink else model
+        built[s] = of_stage.stage(s, world.job.stages, seed, world.device, members=members, is_sink=is_sink)
     unite(world.control_group, world.job, built, ties, model=model)
     label(parameters_by_name(model, built, ties))
     return built
+
+
+def require_losses(job: Job, model: Model) -> None:
+    """Raises `Misuse` if a dict of losses has not one for each stage that feeds no other, or several of these would get
+    the same parameters from a loss.
+    """
+    names = [*map(job.end_name, job.sinks)]
+    if isinstance(model.loss, Mapping) and model.loss.keys() != {*names}:
+        raise mistakes.losses_are_of_others(scheme=job.name, names=names, losses=[*model.loss])
+    if len(names) > 1:
+        modules = [module for name in names for module in modules_in(model.of_sink(name).loss)]
+        parameters = [*map(id, (parameter for module in modules for parameter in module.parameters()))]
+        if len({*parameters}) < len(parameters):
+            raise mistakes.losses_share_parameters(names=names)
 
 
 def require_frozen(job: Job, built: Mapping[int, torch.nn.Module]) -> None:
@@ -373,11 +396,23 @@ def assemble(
     def output_of(number: int, module: torch.nn.Module, of_stage: Numbering) -> StageOutput:
         if job.fed[number]:
             moves_operands = number in job.moving_operands
-            return SendOutput(number, probed.boundaries[number], share, moves_operands=moves_operands)
+            after, readers = probed.boundaries[number], job.fed[number]
+            if len(readers) > 1:
+                return SendToSeveral(number, after, share, moves_operands=moves_operands, readers=readers)
+            return SendOutput(number, after, share, moves_operands=moves_operands)
         trains = any(p.requires_grad for p in module.parameters())
         trains = trains or any(any(probed.boundaries[stage].recorded) for stage in job.feeding[number])
-        counted = probed.expected_count is not None
-        return LossOutput(model.judge, share, of_stage, counted=counted, read=world.read, trains=trains)
+        name = job.end_name(number)
+        return LossOutput(
+            model.of_sink(name).judge,
+            share,
+            of_stage,
+            counted=probed.expected_count is not None,
+            read=world.read,
+            trains=trains,
+            counts_items=number == job.sinks[-1],
+            name=loss_name(name) if len(job.sinks) > 1 else "",
+        )
 
     def weights_of(trained: list[torch.nn.Parameter]) -> Weights:
         if optimizer is None:

@@ -4,6 +4,7 @@ It runs in the first pipe, once, before the first update. Random generators, gra
 attributes of modules are restored afterwards.
 """
 
+import operator
 import os
 import pickle
 import re
@@ -38,16 +39,19 @@ from chimera_runtime.start.stage_probe import ProbedForward, StageProbe
 from chimera_runtime.values.boundary import (
     NO_CARRY,
     Boundary,
+    FeedingBoundary,
     Keywords,
     Traits,
     accepted,
+    called,
     cut_alone,
+    joined_boundary,
     require_unused,
     traits_of_slices,
     with_shared,
 )
 from chimera_runtime.values.byte_text import byte_text
-from chimera_runtime.values.losses import expected_count
+from chimera_runtime.values.losses import expected_count, loss_name
 from chimera_runtime.values.mesh_tensors import rest
 from chimera_runtime.values.nested import (
     Tensors,
@@ -128,14 +132,14 @@ def _on_host() -> str:
 class ProbeResult:
     """Facts about all stages that the probe has learned, the same on every rank.
 
-    ``boundaries`` describe what each stage hands on, ``traits`` how it behaves, ``footprints``, if they were measured,
-    what a forward keeps. ``expected_count`` is that of `losses.expected_count`, None if ``loss`` returns a mean.
+    ``boundaries`` describe what each stage hands on, by its number, ``traits`` how a stage behaves, ``footprints``, if
+    they were measured, what a forward keeps. ``expected_count`` is that of `losses.expected_count`, None if ``loss`` returns a mean.
     ``auxiliary`` and ``reports`` are names of all stages. ``bent`` are the stages whose backward is not linear, looked
     for if there are counts. ``moved_bytes`` has the bytes of a micro-batch that go to the host, for each stage of which
     anything moves.
     """
 
-    boundaries: list[Boundary]
+    boundaries: Mapping[int, Boundary]
     traits: list[Traits]
     footprints: list[Footprint]
     expected_count: float | None
@@ -145,13 +149,22 @@ class ProbeResult:
     moved_bytes: Mapping[int, MovedBytes] = field(default_factory=dict)
 
     def before(self, stage: int, job: Job) -> Boundary | None:
-        """The tensors that a stage gets from the stage before it; None if its input comes from the dataset."""
-        return next((self.boundaries[feeding] for feeding in job.feeding[stage]), None)
+        """The tensors that a stage gets from the stages that feed it; None if its input comes from the dataset."""
+        return boundary_before(stage, job, self.boundaries)
 
     @property
     def generators_kept(self) -> Callable[[], AbstractContextManager[None]]:
         """Function that makes a context which, at its end, restores all random generators that the stages draw from."""
         return all_generators_kept if any(t.seeds_all for t in self.traits) else generators_kept
+
+
+def boundary_before(stage: int, job: Job, boundaries: Mapping[int, Boundary]) -> Boundary | None:
+    """Joins what a stage gets, of the ``boundaries`` of what each stage hands on; None if no stage feeds it."""
+    feeds = [edge for edge in job.edges if edge.target == stage]
+    return joined_boundary([
+        FeedingBoundary(feed.source, feed.keyword, boundaries[feed.source], job.backwards[feed.source].has)
+        for feed in feeds
+    ])
 
 
 def probe_stages(
@@ -182,15 +195,17 @@ def probe_stages(
     moved_bytes = probe.measure_moved()
     probe.release()
     if expected is not None:
-        probe.boundaries = [replace(boundary, counted=True) for boundary in probe.boundaries]
+        probe.boundaries = {stage: replace(each, counted=True) for stage, each in probe.boundaries.items()}
         expected = largest_of_rows(world.control_group, built.values(), expected, world.device)
+    job = world.job
+    losses = [loss_name(job.end_name(stage)) for stage in job.sinks] if len(job.sinks) > 1 else []
     return ProbeResult(
         probe.boundaries,
         with_shared(probe.traits),
         probe.footprints,
         expected,
         auxiliary=tuple(sorted({name for of_stage in probe.traits for name in of_stage.auxiliary})),
-        reports=tuple(sorted({name for of_stage in probe.traits for name in of_stage.reports})),
+        reports=tuple(sorted({name for of_stage in probe.traits for name in of_stage.reports}.union(losses))),
         bent=bent,
         moved_bytes=moved_bytes,
     )
@@ -259,11 +274,12 @@ class _Probe:
     built: dict[int, torch.nn.Module]
     seed: int
     measures: bool
-    boundaries: list[Boundary] = field(default_factory=list)
+    boundaries: dict[int, Boundary] = field(default_factory=dict)
     traits: list[Traits] = field(default_factory=list)
     footprints: list[Footprint] = field(default_factory=list)
     _probes: dict[int, StageProbe] = field(default_factory=dict)
     _probed: dict[int, list[ProbedForward]] = field(default_factory=dict)  # one for each slice
+    _arrived: dict[tuple[int, int], list[Tensors]] = field(default_factory=dict)  # by edge, for each slice
     _states: dict[int, ModuleSnapshot] = field(default_factory=dict)  # from before the forwards
 
     def __post_init__(self) -> None:
@@ -276,24 +292,27 @@ class _Probe:
         """Runs all forwards. Until `backward` ``differentiable`` of a boundary is equal to ``recorded``."""
         chain, fed = self.chain, self._job.fed
         names = tuple(chain.of_stage("keywords", 0, lambda: [*self.batches.keywords(0, 0)]))
-        require_unused(self.model.loss, names)
+        for stage in self._job.sinks:
+            require_unused(self.model.of_sink(self._job.end_name(stage)).loss, names)
         for stage in range(self._job.stages):
+            for feeding in filter(chain.is_mine, self._job.feeding[stage]):
+                chain.send(stage, [tensor for probed in self._probed[feeding] for tensor in probed.outputs])
             facts = chain.of_stage("forward", stage, partial(self._forward, stage, names))
             if isinstance(facts, Exception):
                 raise facts
-            if chain.is_mine(stage):
-                for later in fed[stage]:
-                    chain.send(later, [tensor for probed in self._probed[stage] for tensor in probed.outputs])
             boundary, traits, footprint = facts
             self.traits.append(traits)
             self.footprints += [footprint] if self.measures else []
-            self.boundaries += [boundary] if fed[stage] else []
+            self.boundaries |= {stage: boundary} if fed[stage] else {}
         if unknown := sorted(set(names) - {name for of_stage in self.traits for name in of_stage.keywords}):
             raise mistakes.no_stage_takes_keyword(name=unknown[0])
 
     def count(self) -> float | None:
         """Returns the mean count of the loss of a slice, None if ``loss`` returns no counts."""
-        *_, last = self._job.sinks
+        *others, last = self._job.sinks
+
+        def has_counts(stage: int) -> bool:
+            return any(probed.count is not None for probed in self._probed[stage])
 
         def mean() -> float | None:
             counts = [probed.count for probed in self._probed[last] if probed.count is not None]
@@ -302,6 +321,9 @@ class _Probe:
             return sum(counts) / len(counts) if counts else None
 
         count: float | None = self.chain.of_stage("count", last, mean)
+        for stage in others:
+            if count is not None or self.chain.of_stage("count", stage, partial(has_counts, stage)):
+                raise Misuse(mistakes.SEVERAL_LOSSES_WITH_COUNTS)
         return count
 
     def bent(self) -> tuple[int, ...]:
@@ -323,13 +345,19 @@ class _Probe:
             of_slices = [probe.backward(probed, differentiable) for probed in self._probed[stage]]
             return [any(has) for has in zip(*of_slices, strict=True)]
 
+        # A tensor is differentiable if any of the stages that get it uses it; at first none is known to.
+        used = {stage: (False,) * len(each.shapes) for stage, each in self.boundaries.items()}
         for stage in reversed(range(self._job.stages)):
-            for feeding in self._job.feeding[stage]:
-                before = self.boundaries[feeding]
-                has_gradient = self.chain.of_stage("gradients", stage, partial(with_gradient, stage))  # by tensor
+            if stage in used:
                 # A stage may call requires_grad_() on a tensor that comes without a graph: nothing takes that gradient.
-                differentiable = tuple(has and wants for has, wants in zip(has_gradient, before.recorded, strict=True))
-                self.boundaries[feeding] = replace(before, differentiable=differentiable)
+                boundary = self.boundaries[stage]
+                differentiable = tuple(map(operator.and_, used[stage], boundary.recorded))
+                self.boundaries[stage] = replace(boundary, differentiable=differentiable)
+            if not self._job.feeding[stage]:
+                continue
+            has_gradient = iter(self.chain.of_stage("gradients", stage, partial(with_gradient, stage)))  # by tensor
+            for feeding in self._job.feeding[stage]:
+                used[feeding] = tuple([is_used | next(has_gradient) for is_used in used[feeding]])
 
     def measure_halves(self) -> None:
         """Adds to the footprints what is kept between the halves of backwards."""
@@ -369,6 +397,7 @@ class _Probe:
         outputs_of = {stage: ReleasedTensors(probed[-1].outputs) for stage, probed in self._probed.items()}
         strangers = {stage: [each.strangers for each in probed] for stage, probed in self._probed.items()}
         self._probed.clear()
+        self._arrived.clear()
         for stage, outputs in outputs_of.items():
             complaints = (each.complaint() for each in strangers[stage])
             self.chain.publish("kept", stage, (outputs.are_kept(), next(filter(None, complaints), None)))
@@ -379,10 +408,10 @@ class _Probe:
         of_stages = [self.chain.read("kept", stage) for stage in range(self._job.stages)]
         if complaint := next((complaint for _, complaint in of_stages if complaint), None):
             raise complaint
-        self.boundaries = [
-            replace(boundary, owned_by_stage=tuple(are_kept))
-            for boundary, (are_kept, _) in zip(self.boundaries, of_stages, strict=False)
-        ]
+        self.boundaries = {
+            stage: replace(boundary, owned_by_stage=tuple(of_stages[stage][0]))
+            for stage, boundary in self.boundaries.items()
+        }
 
     # ---- one stage
 
@@ -422,17 +451,19 @@ class _Probe:
         stage.
         """
         world, job, module = self._world, self._job, self.built[stage]
-        is_last, accepted_names = not job.fed[stage], accepted(module, names)
-        before = next((self.boundaries[feeding] for feeding in job.feeding[stage]), None)
+        before = boundary_before(stage, job, self.boundaries)
+        is_last, accepted_names = not job.fed[stage], accepted(module, names, before)
         is_sent = any(path[stage] != path[fed] for path in job.placement for fed in job.fed[stage])
 
         def load(micro: int) -> tuple[Any, Any, Keywords]:
-            inputs = self._inputs_of(stage, micro, before)
-            target = _copied(self.batches.target(0, micro), world.device) if is_last else None
+            inputs = self._inputs_of(stage, micro)
+            target = job.of_end(self.batches.target(0, micro), stage, job.sinks) if is_last else None
+            target = _copied(target, world.device)
             loaded = _copied(self.batches.keywords(0, micro), world.device) if accepted_names else {}
             return inputs, target, {name: loaded[name] for name in accepted_names}
 
-        probe = StageProbe(self.model, stage, module, before, is_last, splits=stage in job.split_backward)
+        model = self.model.of_sink(job.end_name(stage)) if is_last else self.model
+        probe = StageProbe(model, stage, module, before, is_last, splits=stage in job.split_backward)
         self._probes[stage], self._probed[stage] = probe, []
         for micro, probed in enumerate(probe.slices(load, job.slices, measures=self.measures)):
             if not is_last:
@@ -450,13 +481,21 @@ class _Probe:
             if probed.traits.takes.carry and probed.call.leaves_carry and not carry.tensors:
                 raise carry_is_empty(stage, micro)
 
-    def _inputs_of(self, stage: int, micro: int, before: Boundary | None) -> Any:
-        if before is None:
-            return _copied(self.batches.input(0, micro), self._world.device)
-        (feeding,) = self._job.feeding[stage]
+    def _inputs_of(self, stage: int, micro: int) -> Any:
+        job = self._job
+        if not job.feeding[stage]:
+            inputs = job.of_end(self.batches.input(0, micro), stage, job.sources)
+            return _copied(inputs, self._world.device)
+        return tuple([tensor for feeding in job.feeding[stage] for tensor in self._received(feeding, stage, micro)])
+
+    def _received(self, feeding: int, stage: int, micro: int) -> Tensors:
         if self.chain.is_mine(feeding):
             return self._probed[feeding][micro].outputs
-        return self.chain.receive(feeding, before.at(micro))
+        edge, boundary = (feeding, stage), self.boundaries[feeding]
+        if edge not in self._arrived:  # its rank sends all slices one after the other
+            slices = range(self._job.slices)
+            self._arrived[edge] = [self.chain.receive(feeding, boundary.at(place)) for place in slices]
+        return self._arrived[edge][micro]
 
 
 def _copied(value: Any, device: torch.device) -> Any:
@@ -495,7 +534,7 @@ class VaryingShapes:
             raise Misuse(mistakes.VARYING_IN_UNEQUAL_SLICES)
         example = self._first_inputs(0)
         self._largest, self._current = _shapes_by_item(example), _shapes(example)
-        self._boundaries = {self._current: list(self.probed.boundaries)}
+        self._boundaries = {self._current: self.probed.boundaries}
         self._first: Shapes = ()
         self.feed.require_input = self._require_input
 
@@ -509,11 +548,11 @@ class VaryingShapes:
             return
         boundaries = self.boundaries(inputs)
         for number, stage in self.stages.items():
-            before = next((boundaries[feeding] for feeding in self.world.job.feeding[number]), None)
+            before = boundary_before(number, self.world.job, boundaries)
             stage.resize(before, boundaries[number] if self.world.job.fed[number] else None)
         self._current = _shapes(inputs)
 
-    def boundaries(self, inputs: FirstInputs) -> list[Boundary]:
+    def boundaries(self, inputs: FirstInputs) -> Mapping[int, Boundary]:
         """Returns the boundaries between stages for inputs of these shapes; all ranks call it. Errors as in `begin`."""
         shapes = _shapes(inputs)
         if shapes not in self._boundaries:
@@ -554,7 +593,7 @@ class VaryingShapes:
     def _first_inputs(self, update: int) -> FirstInputs:
         return self.feed.input(update, 0), self.feed.keywords(update, 0)
 
-    def _probe(self, inputs: FirstInputs, shapes: Shapes) -> list[Boundary]:
+    def _probe(self, inputs: FirstInputs, shapes: Shapes) -> dict[int, Boundary]:
         copy, job = self.world.place.copy, self.world.job
         chain = _Chain(
             *(self.world, copy, f"shapes/{copy}/{blake2b(repr(shapes).encode(), digest_size=8).hexdigest()}/"),
@@ -562,29 +601,29 @@ class VaryingShapes:
             sends="for stage {} to see new shapes",
             receives="for new shapes of stage {}",
         )
-        boundaries: list[Boundary] = []
+        boundaries = dict[int, Boundary]()
         outputs: dict[int, Tensors] = {}
 
         def run(stage: int) -> Shapes:
-            if not job.feeding[stage]:
-                argument = _copied(inputs[0], self.world.device)
+            before, received = boundary_before(stage, job, boundaries), list[torch.Tensor]()
+            for feeding in job.feeding[stage]:
+                received += outputs[feeding] if feeding in outputs else chain.receive(feeding, boundaries[feeding])
+            if before is None:
+                argument = _copied(job.of_end(inputs[0], stage, job.sources), self.world.device)
             else:
-                (feeding,) = job.feeding[stage]
-                before = boundaries[feeding]
-                received = outputs[feeding] if feeding in outputs else chain.receive(feeding, before)
                 argument = before.form.filled(received)
-            outputs[stage] = self._run(stage, argument, inputs)
+            outputs[stage] = self._run(stage, argument, inputs, before)
             return tuple(tuple(tensor.shape) for tensor in outputs[stage])
 
-        for stage, largest in enumerate(self.probed.boundaries):
-            boundaries.append(replace(largest, shapes=chain.of_stage("stage", stage, partial(run, stage))))
-            if chain.is_mine(stage):
-                for fed in (s for s in job.fed[stage] if job.fed[s]):  # the last stage is not run
-                    chain.send(fed, outputs[stage])
+        for stage, largest in self.probed.boundaries.items():  # a stage that feeds no other is not run
+            for feeding in filter(chain.is_mine, job.feeding[stage]):
+                chain.send(stage, outputs[feeding])
+            shapes_of_stage = chain.of_stage("stage", stage, partial(run, stage))
+            boundaries[stage] = replace(largest, shapes=shapes_of_stage)
         return boundaries
 
     @torch.no_grad()
-    def _run(self, number: int, argument: Any, inputs: FirstInputs) -> Tensors:
+    def _run(self, number: int, argument: Any, inputs: FirstInputs, before: Boundary | None) -> Tensors:
         module, largest = self.modules[number], self.probed.boundaries[number]
         traits = self.probed.traits[number]
         loaded = to_device(inputs[1], self.world.device) if traits.keywords else {}
@@ -592,7 +631,7 @@ class VaryingShapes:
         torch.manual_seed(draw_seed("shapes", number))
         with unchanged(number, module, traits.touched):
             with UserCode(f"the forward of stage {number}", FAILED), collecting(Auxiliary(takes=False)):
-                returned = module(argument, **keywords, **NO_CARRY.arguments(traits.takes, ()))
+                returned = called(module, before)(argument, **keywords, **NO_CARRY.arguments(traits.takes, ()))
             tensors, form = taken_apart(traits.takes.split_result(f"stage {number}", returned)[0])
         if excess := largest.excess(tensors, form):
             raise mistakes.output_is_larger_than_for_example(stage=number, excess=excess)

@@ -30,6 +30,7 @@ from chimera_runtime.values.boundary import (
     Stack,
     Traits,
     Whole,
+    called,
     slice_arguments,
     slice_length,
 )
@@ -217,8 +218,8 @@ class ProbedForward:
 
 @dataclass(frozen=True)
 class StageProbe:
-    """A stage to run on one micro-batch. ``before`` describes the tensors of the stage before; None on stage 0. The
-    last stage also runs the loss. If its backward ``splits``, traits have the reason why it cannot.
+    """A stage to run on one micro-batch. ``before`` describes the tensors of the stages that feed it, if any do. A
+    stage that feeds no other (``is_last``) also runs the loss. If its backward ``splits``, traits have the reason why it cannot.
 
     In the methods ``differentiable`` is as in `ProbedForward.roots`.
     """
@@ -268,7 +269,7 @@ class StageProbe:
         saved = SavedTensors(module.parameters)
         with saved.counting() if measures else nullcontext():
             with UserCode(f"the forward of stage {stage}", FAILED), collecting() as auxiliary:
-                returned = alone(module)(argument, **named)
+                returned = called(alone(module), before)(argument, **named)
             returned, new_carry = takes.split_result(f"stage {stage}", returned)
             new_carry = new_carry if call.leaves_carry else None
             form, outputs = model.outputs(stage, returned) if not self.is_last else (ONE_TENSOR, ())

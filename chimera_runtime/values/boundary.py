@@ -230,8 +230,10 @@ def require_unused(loss: Callable[..., Any], names: Collection[str]) -> None:
         raise mistakes.loss_takes_a_keyword(name=name)
 
 
-def accepted(module: torch.nn.Module, names: Collection[str]) -> tuple[str, ...]:
+def accepted(module: torch.nn.Module, names: Collection[str], before: "Boundary | None" = None) -> tuple[str, ...]:
     """Returns the names that the ``forward`` of a stage takes in addition to its input; all if it has ``**kwargs``."""
+    feeds = [feed.keyword for feed in before.feeds] if before is not None and before.feeds else [""]
+    names = [name for name in names if name not in feeds]
     if not names:
         return ()
     module = alone(module)
@@ -240,8 +242,9 @@ def accepted(module: torch.nn.Module, names: Collection[str]) -> tuple[str, ...]
         return tuple(name for name in names if name in taken_by_layers)
     forward = getattr(module, "_orig_mod", module).forward  # the module inside that of torch.compile
     parameters = list(signature(forward).parameters.values())
-    if parameters and parameters[0].kind in {Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD}:
-        del parameters[0]
+    for _ in range(feeds.count("")):
+        if parameters and parameters[0].kind in {Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD}:
+            del parameters[0]
     if any(parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters):
         return tuple(names)
     by_name = {parameter.name for parameter in parameters if parameter.kind in _BY_NAME}
@@ -260,8 +263,11 @@ class Stack(torch.nn.ModuleDict):
         takes = self._takes.values()
         self.slice_arguments = SliceArguments(any(t.carry for t in takes), any(t.start for t in takes), by_layer=True)
 
-    def forward(self, value: Any, **keywords: Any) -> Any:
-        """Runs the layers, each with the keyword arguments that it accepts, and with its own carry."""
+    def forward(self, *values: Any, **keywords: Any) -> Any:
+        """Runs the layers, each with the keyword arguments that it accepts, and with its own carry.
+
+        Only a stage that several stages feed gets several ``values``, which the first layer takes.
+        """
         of_slice = keywords.pop(OF_LAYERS, {})
         before, carries = of_slice.get(CARRY) or {}, {}
         for index, layer in self.items():
@@ -270,10 +276,11 @@ class Stack(torch.nn.ModuleDict):
             if takes.start and START in of_slice:
                 named[START] = of_slice[START]
             if takes.carry and CARRY in of_slice:
-                returned = layer(value, **named, carry=before.get(index))
+                returned = layer(*values, **named, carry=before.get(index))
                 value, carries[index] = takes.split_result(f"layer {index}", returned)
             else:
-                value = layer(value, **named)
+                value = layer(*values, **named)
+            values = (value,)
         return (value, carries) if CARRY in of_slice else value
 
 
@@ -294,6 +301,8 @@ class Boundary:
 
     ``counted`` says that a message of gradients also has the loss count of each micro-batch, in float64. If slices have
     unequal lengths, ``of_slices`` has the shapes for each slice, and ``shapes`` the largest.
+
+    ``feeds`` are the values that a stage gets from several stages, or as a keyword argument: see `joined_boundary`.
     """
 
     form: Form
@@ -304,6 +313,7 @@ class Boundary:
     counted: bool = False
     owned_by_stage: tuple[bool, ...] = ()
     of_slices: tuple[tuple[tuple[int, ...], ...], ...] = ()
+    feeds: "tuple[FeedingBoundary, ...]" = ()
 
     @classmethod
     def of(cls, form: Form, tensors: Tensors) -> "Boundary":
@@ -337,6 +347,24 @@ class Boundary:
         """The shape of tensor number ``tensor`` in a message of ``micros`` micro-batches, joined along dimension 0."""
         rows = self.shapes[tensor]
         return rows if micros == 1 else (micros * rows[0], *rows[1:])
+
+    @property
+    def apart(self) -> "tuple[Boundary, ...]":
+        """The boundaries that this one joins, in their order; itself if it joins none."""
+        return tuple(feed.boundary for feed in self.feeds) or (self,)
+
+    def gradient_places(self) -> "list[tuple[int, tuple[int, ...]]]":
+        """Returns the stages that get gradients back, each with the places of its own in a message of all gradients.
+
+        The places include that of the loss count, the last one, if there is one.
+        """
+        places, start = list[tuple[int, tuple[int, ...]]](), 0
+        for feed in self.feeds:
+            end = start + sum(feed.boundary.differentiable)
+            if feed.backs:
+                places.append((feed.source, (*range(start, end), *((-1,) if self.counted else ()))))
+            start = end
+        return places
 
     def buffers(self, device: torch.device, micros: int = 1) -> Tensors:
         """Allocates the buffers of one message of activations."""
@@ -392,6 +420,56 @@ class Boundary:
             if torch.is_grad_enabled() and output.requires_grad != self.recorded[i]:
                 return f"tensor {i} requires a gradient for one micro-batch and none for another"
         return None if form == self.form else f"{form} and was {self.form} for the first micro-batch"
+
+
+@dataclass(frozen=True)
+class FeedingBoundary:
+    """What a stage gets from the stage ``source``, which has a backward if it ``backs``: the argument ``keyword``, or
+    without a keyword the next positional one.
+    """
+
+    source: int
+    keyword: str
+    boundary: Boundary
+    backs: bool
+
+
+def joined_boundary(feeds: Sequence[FeedingBoundary]) -> Boundary | None:
+    """Joins the boundaries before a stage to one with the tensors of all; None if no stage feeds it.
+
+    The form is a tuple of what each stage hands on: `called` makes arguments of it. What one stage hands on, without a
+    keyword, stays as it is.
+    """
+    if not feeds or (len(feeds) == 1 and not feeds[0].keyword):
+        return feeds[0].boundary if feeds else None
+    boundaries = [feed.boundary for feed in feeds]
+
+    def together(name: str) -> tuple[Any, ...]:
+        return tuple(entry for boundary in boundaries for entry in getattr(boundary, name))
+
+    return Boundary(
+        form_of(tuple(boundary.form.filled([...] * len(boundary.shapes)) for boundary in boundaries)),
+        *map(together, ("shapes", "dtypes", "recorded", "differentiable")),
+        counted=boundaries[0].counted,
+        of_slices=tuple(sum(shapes, ()) for shapes in zip(*(b.of_slices for b in boundaries), strict=True)),
+        feeds=tuple(feeds),
+    )
+
+
+def called(forward: Callable[..., Any], before: Boundary | None) -> Callable[..., Any]:
+    """Returns a function of the value that ``before`` describes, which calls ``forward`` with an argument for each feed
+    if these are joined.
+    """
+    if before is None or not before.feeds:
+        return forward
+    keywords = [feed.keyword for feed in before.feeds]
+
+    def call(values: Sequence[Any], **named: Any) -> Any:
+        given = [*zip(keywords, values, strict=True)]
+        by_name = {keyword: value for keyword, value in given if keyword}
+        return forward(*[value for keyword, value in given if not keyword], **by_name, **named)
+
+    return call
 
 
 @dataclass(frozen=True)

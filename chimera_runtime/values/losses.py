@@ -63,6 +63,11 @@ class Tally:
         return cls(total, count, dict(zip(names, auxiliary, strict=True)), dict(zip(reports, pairs, strict=True)))
 
 
+def loss_name(sink: str) -> str:
+    """The name among reports of the loss of a stage that feeds no other, where there are several."""
+    return f"loss of {sink}"
+
+
 def added(tallies: Iterable[Tally]) -> Tally:
     """The sum of tallies: totals, counts and auxiliary losses are added up."""
     return sum(tallies, Tally())

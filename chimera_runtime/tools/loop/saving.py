@@ -60,13 +60,18 @@ def under_autocast(model: ModelFile, device: str, dtype: torch.dtype) -> ModelFi
 
         return made
 
+    def judging(loss: Callable[..., Any]) -> Callable[..., Any]:
+        return update_wrapper(partial(_under, loss, device, dtype), loss, updated=())
+
     build = model.build_stage
     return replace(
         model,
         build_stage=replace(build, layers=tuple(map(making, build.layers)))
         if isinstance(build, Layers)
         else making(build),
-        loss=update_wrapper(partial(_under, model.loss, device, dtype), model.loss, updated=()),
+        loss={name: judging(loss) for name, loss in model.loss.items()}
+        if isinstance(model.loss, Mapping)
+        else judging(model.loss),
         reference=None if model.reference is None else making(model.reference),
         autocast=dtype,
     )

@@ -117,13 +117,17 @@ def of_stage(context: RankContext, module: torch.nn.Module, stage: int) -> int:
     is_last, before, traits = not job.fed[stage], context.probed.before(stage, job), context.probed.traits[stage]
 
     def load(micro: int) -> Any:
-        inputs = source.input(0, micro) if before is None else before.at(micro).buffers(device)
+        inputs = before.at(micro).buffers(device) if before is not None else None
+        if before is None:
+            inputs = job.of_end(source.input(0, micro), stage, job.sources)
+        target = job.of_end(source.target(0, micro), stage, job.sinks) if is_last else None
         loaded = source.keywords(0, micro) if traits.keywords else {}
         keywords = {name: value for name, value in loaded.items() if name in traits.keywords}
-        return to_device((inputs, source.target(0, micro) if is_last else None, keywords), device)
+        return to_device((inputs, target, keywords), device)
 
     differentiable = None if is_last else context.probed.boundaries[stage].differentiable
-    probe = StageProbe(context.model, stage, module, before, is_last)
+    model = context.model.of_sink(job.end_name(stage)) if is_last else context.model
+    probe = StageProbe(model, stage, module, before, is_last)
     state = ModuleSnapshot(module, traits.touched)
     with all_generators_kept():
         loaded = [*map(load, range(job.slices))]
@@ -273,7 +277,8 @@ class RankNeed:
 
     def _slots(self, stage: int) -> int:
         slots = self._facts.stages[stage].slots.items()
-        return sum(sum(rooms) * self._message(letter, stage, VALUES[letter].onward) for letter, rooms in slots)
+        rooms = ((letter, place, sum(sizes)) for letter, of_makers in slots for place, sizes in enumerate(of_makers))
+        return sum(room * self._message(letter, stage, VALUES[letter].onward, place) for letter, place, room in rooms)
 
     def _sending(self, stage: int) -> int:
         """Bytes of tensors that a stage is sending, without results that it saves: these count as activations."""
@@ -284,12 +289,17 @@ class RankNeed:
         sizes["y"] = self._share(longest, footprint.results - saved)
         return sum(micros * sizes[letter] for letter, micros in facts.sending.items())
 
-    def _message(self, letter: str, stage: int, is_before: bool) -> int:
-        """Bytes of a value of a micro-batch in messages with the stages before, if ``is_before``, or after."""
+    def _message(self, letter: str, stage: int, is_before: bool, place: int | None = None) -> int:
+        """Bytes of a value of a micro-batch in a message with a stage before, if ``is_before``, or after: with the one
+        at a ``place`` among these, or the largest.
+        """
         job = self.context.world.job
         ends = job.feeding[stage] if is_before else (stage,) if job.fed[stage] else ()
+        if is_before and place is not None:
+            ends = ends[place : place + 1]
         boundaries = [self.context.probed.boundaries[end] for end in ends]
-        return sum(bytes_of(getattr(b, VALUES[letter].buffers)(torch.device("meta"))) for b in boundaries)
+        sizes = (bytes_of(getattr(b, VALUES[letter].buffers)(torch.device("meta"))) for b in boundaries)
+        return max(sizes, default=0)
 
     def _moment(self, micros: Iterable[KeptMicros]) -> int:
         return kept_bytes(micros, self._bytes_of, self._whole)

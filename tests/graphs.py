@@ -1,0 +1,119 @@
+"""Plans for models that are no chain: groups of stages with names, and edges between them."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+Groups = Mapping[str, int]
+"""The number of stages of each group."""
+
+
+class Edge(NamedTuple):
+    """An edge from a stage to another; ``keyword`` is the name of the argument, if it has one."""
+
+    source: int
+    target: int
+    keyword: str = ""
+
+
+def named(groups: Groups) -> str:
+    """The line of a header that names the groups."""
+    runs, start = [], 0
+    for name, size in groups.items():
+        runs.append(f"{name} {start}..{start + size}")
+        start += size
+    return f"named {' '.join(runs)}"
+
+
+def edges_of(groups: Groups, feeds: Sequence[Edge]) -> list[Edge]:
+    """All edges: those inside groups, then ``feeds``."""
+    inside, start = list[Edge](), 0
+    for size in groups.values():
+        inside += [Edge(stage, stage + 1) for stage in range(start, start + size - 1)]
+        start += size
+    return [*inside, *feeds]
+
+
+Operation = tuple[str, int, int]
+"""Kind, micro-batch and stage."""
+
+
+def operations(
+    stages: int, edges: Sequence[Edge], micro_batches: int, *, split: Sequence[int] = (), frozen: Sequence[int] = ()
+) -> dict[Operation, list[Operation]]:
+    """The operations, each with those that it waits for."""
+    backing = set[int]()
+    for stage in range(stages):
+        if stage not in frozen or any(edge.target == stage and edge.source in backing for edge in edges):
+            backing.add(stage)
+    letters = {stage: "I" if stage in split or stage in frozen else "B" for stage in backing}
+    waits: dict[Operation, list[Operation]] = {}
+    for micro in range(micro_batches):
+        for stage in range(stages):
+            waits["F", micro, stage] = [("F", micro, edge.source) for edge in edges if edge.target == stage]
+        for stage, letter in letters.items():
+            fed = [edge.target for edge in edges if edge.source == stage]
+            waits[letter, micro, stage] = [("F", micro, stage), *((letters[other], micro, other) for other in fed)]
+            if stage in split and stage not in frozen:
+                waits["W", micro, stage] = [(letter, micro, stage)]
+    return waits
+
+
+def clocks(waits: Mapping[Operation, Sequence[Operation]], on: Sequence[Sequence[int]]) -> dict[Operation, int]:
+    """A clock for each operation: a worker runs one that is ready at a time, backwards first, in the order of
+    micro-batches. ``on[m % len(on)]`` has the worker of each stage for micro-batch m.
+    """
+    clock_of: dict[Operation, int] = {}
+    clock = 0
+    while len(clock_of) < len(waits):
+        busy = dict[int, Operation]()
+        for operation in sorted(waits, key=lambda each: ("IBWF".index(each[0]), each[1:])):
+            _, micro, stage = operation
+            worker = on[micro % len(on)][stage]
+            is_ready = all(clock_of.get(before, clock) < clock for before in waits[operation])
+            if operation not in clock_of and is_ready and worker not in busy:
+                busy[worker] = operation
+        clock_of.update(dict.fromkeys(busy.values(), clock))
+        clock += 1
+    return clock_of
+
+
+def plan(
+    groups: Groups,
+    feeds: Sequence[Edge],
+    micro_batches: int,
+    on: Sequence[Sequence[int]] | None = None,
+    *,
+    split: Sequence[int] = (),
+    frozen: Sequence[int] = (),
+    recompute: Sequence[int] = (),
+    name: str = "graph",
+) -> str:
+    """The text of a plan. ``on`` has for each pipe the worker of each stage, by default one pipe with a worker for each
+    stage; micro-batches take the pipes in turn.
+    """
+    stages = sum(groups.values())
+    on = [range(stages)] if on is None else on
+    waits = operations(stages, edges_of(groups, feeds), micro_batches, split=split, frozen=frozen)
+
+    def lines() -> Iterator[str]:
+        yield f"plan {name}"
+        yield f"workers {1 + max(map(max, on))}"
+        yield f"stages {stages}"
+        yield f"micro_batches {micro_batches}"
+        if split:
+            yield "kinds F I W" if len({*split, *frozen}) == stages else "kinds F B I W"
+        if frozen:
+            yield f"frozen {' '.join(f'{stage}..{stage + 1}' for stage in frozen)}"
+        yield named(groups)
+        for source, target, keyword in feeds:
+            yield f"feeds s{source}->s{target}" + (f" as {keyword}" if keyword else "")
+        for number, workers in enumerate(on):
+            micros = " ".join(f"{micro}..{micro + 1}" for micro in range(number, micro_batches, len(on)))
+            again = f" recompute {' '.join(f'{stage}..{stage + 1}' for stage in recompute)}" if recompute else ""
+            yield f"pipe p{number} on {' '.join(map(str, workers))} micros {micros}{again}"
+        yield ""
+        of_clocks = clocks(waits, on)
+        for (letter, micro, stage), clock in sorted(of_clocks.items(), key=lambda each: (each[1], each[0])):
+            yield f"{letter} m{micro} s{stage} @ {clock} on w{on[micro % len(on)][stage]}"
+
+    return "\n".join(lines()) + "\n"
