@@ -60,8 +60,14 @@ class Executor:
         self.trains = not program.header.only
         self.streams = program.header.asynchronous
         self.micros = sorted(m for pipe in program.header.pipes for m in pipe.micros)
+        stages_of = {name: range(start, stop) for name, start, stop in program.header.named}
+        self.absent = {(m, s) for name, micros in program.header.absent for m in micros for s in stages_of[name]}
         self.where = {
-            (m, s): w for pipe in program.header.pipes for m in pipe.micros for s, w in enumerate(pipe.workers)
+            (m, s): w
+            for pipe in program.header.pipes
+            for m in pipe.micros
+            for s, w in enumerate(pipe.workers)
+            if (m, s) not in self.absent
         }
         self.again = {
             (m, s)
@@ -287,8 +293,8 @@ class Executor:
             known = self.read.setdefault((micro, group), version)
             self.demand(known == version, "{} meets {} and {} of what {} share", micro, known, version, group)
         data = Cell(("data", micros))
-        read = [self.input(worker, "act", micros, source, stage) for source in self.before[stage]]
-        read = read or [(data, data.value)]
+        sources = [source for source in self.before[stage] if (micros[0], source) not in self.absent]
+        read = [self.input(worker, "act", micros, source, stage) for source in sources] or [(data, data.value)]
         for micro in micros:
             self.demand(self.where[micro, stage] == worker.number, "forward on the wrong worker")
             self.demand((micro, stage) not in worker.kept.keys() | worker.alone, "forward twice")
@@ -303,7 +309,7 @@ class Executor:
             if (micro, stage) not in self.again:
                 worker.host.places["activations", micro, stage] = "worker"
         output = ("act", micros, stage)
-        if self.before[stage] and self.random.random() < 0.5:  # the output is a view of an input
+        if sources and self.random.random() < 0.5:  # the output is a view of an input
             cell, _ = self.random.choice(read)
             worker.outputs[output] = (cell, cell.value)
         else:
@@ -351,7 +357,8 @@ class Executor:
 
     def input_gradient(self, worker: Worker, micros: tuple[int, ...], stage: int, weights: tuple[int, ...]) -> None:
         """What the weight gradient still needs may be the memory of all that this half reads."""
-        given = [self.input(worker, "grad", micros, after, stage) for after in self.after[stage]]
+        readers = [after for after in self.after[stage] if (micros[0], after) not in self.absent]
+        given = [self.input(worker, "grad", micros, after, stage) for after in readers]
         for micro in micros:
             self.demand((micro, stage) in worker.kept.keys() - worker.inputs, "backward before its forward")
             place = worker.host.places.pop(("activations", micro, stage))
@@ -403,7 +410,8 @@ class Executor:
         for part in worker.summed[group, version].parts.values():
             total.update(part)
         size = len(self.micros) // self.updates
-        wanted = Counter((micro, s) for micro in range((version - 1) * size, version * size) for s in group)
+        due = product(range((version - 1) * size, version * size), group)
+        wanted = Counter(cell for cell in due if cell not in self.absent)
         self.demand(total == wanted, "{} steps with {}", group, total)
         worker.stepped[group] += 1
         worker.busy.discard(group)

@@ -13,8 +13,8 @@ from chimera_ir.elaborate.pipes import Shape, shapes
 from chimera_ir.elaborate.settings import Globals, evaluate_globals, parameter_names, require_settable
 from chimera_ir.elaborate.unrolling import EndlessPipes, endless
 from chimera_ir.ir.graph import graph_mistakes
-from chimera_ir.ir.levels import Header, Pipe, Plan
-from chimera_ir.ir.ops import Unclocked
+from chimera_ir.ir.levels import Absence, Header, Pipe, Plan
+from chimera_ir.ir.ops import Micro, Unclocked, singles
 from chimera_ir.ir.streams import PlanStream, header_of
 from chimera_ir.syntax import ast
 
@@ -68,7 +68,7 @@ class Outline:
         """Returns the plan or, for a scheme without a flush, the plan stream; raises what `plan` raises."""
         if self.endless is None:
             listed = _planned(self.shapes, self.header.pipes, {})
-            return Plan(_moving(self.header, listed), listed)
+            return Plan(_without_absent(_moving(self.header, listed), listed), listed)
         # The turn that begins with micro-batch 0, whose versions are those of the steady state.
         header = header_of(self.header, self.endless.turn.updates)
         reads = readings(self.shapes, header.pipes, self.endless.rhythms)
@@ -148,6 +148,21 @@ def _warnings(tree: _Tree) -> tuple[Diagnostic, ...]:
 def _moving(header: Header, operations: Iterable[Listed]) -> Header:
     moves = any(operation.kind.moves for *_, operation in operations)
     return replace(header, moves=True) if moves else header
+
+
+def _without_absent(header: Header, operations: Iterable[Listed]) -> Header:
+    """The header with the micro-batches of which a group has no operation at all, if others have some."""
+    if not header.named:
+        return header
+    group_of = [group.name for group in header.named for _ in range(group.start, group.stop)]
+    parts = singles(planned.operation for planned in operations)
+    present = {(group_of[part.stage], micro) for part in parts for micro in part.micros}
+    somewhere = {micro for _, micro in present}
+    absent = {
+        group.name: tuple(Micro(m) for m in range(header.micro_batches) if (group.name, m) not in present and m in somewhere)
+        for group in header.named
+    }
+    return replace(header, absent=tuple(Absence(name, micros) for name, micros in absent.items() if micros))
 
 
 def _preference(planned: Listed) -> int:

@@ -34,6 +34,8 @@ def placed(header: Header, operations: Iterable[tuple[Worker, Compute]]) -> Iter
     """
     mistakes = list(_header(header))
     yield from mistakes or _operations(header, operations)
+    if header.absent and not mistakes:
+        yield from _unread(header, operations)
 
 
 def _header(header: Header) -> Iterator[Diagnostic]:
@@ -60,6 +62,17 @@ def _header(header: Header) -> Iterator[Diagnostic]:
             return
 
 
+def _unread(header: Header, operations: Iterable[tuple[Worker, Compute]]) -> Iterator[Diagnostic]:
+    """Yields a diagnostic of the first forward whose output no stage reads, although its stage feeds others."""
+    stages = range(header.stages)
+    for micro, stage, origin in ((op.micros[0], op.stage, op.origin) for _, op in operations if op.kind.opens):
+        fed = header.fed[stage] if stage in stages else ()
+        if fed and not any(header.has(micro, after) for after in fed):
+            names = header.stage_name(stage), ", ".join(map(header.stage_name, fed))
+            yield say.ReadNowhere(origin, micros_name((micro,), header.slices), *names)
+            return
+
+
 def _even(header: Header) -> bool:
     if not header.period:
         return header.updates == 1
@@ -70,6 +83,7 @@ def _even(header: Header) -> bool:
 _Mistake = (
     say.KindNotThere
     | say.NoSuchOperation
+    | say.AbsentMicro
     | say.FrozenStage
     | say.RecomputesNothing
     | say.RecomputesInPart
@@ -78,6 +92,7 @@ _Mistake = (
 _MISTAKES = (
     say.KindNotThere,
     say.NoSuchOperation,
+    say.AbsentMicro,
     say.FrozenStage,
     say.RecomputesNothing,
     say.RecomputesInPart,
@@ -113,6 +128,8 @@ def _mistake(header: Header, worker: Worker, operation: Compute) -> _Mistake | N
         message, *facts = unknown
         last = header.stages - 1, header.micro_batches // header.slices - 1, header.workers - 1
         return message(*where(), *last, 1, *facts)
+    if lacking := [micro for micro in micros if not header.has(micro, stage)]:
+        return say.AbsentMicro(*where(), micros_name(lacking[:1], header.slices), header.stage_name(stage), 1)
     if stage in header.frozen and kind not in header.kinds_of[stage]:
         passes = header.trained[stage] is Trained.BEFORE
         first = header.trained.index(Trained.ITSELF)
@@ -131,7 +148,7 @@ def _mistake(header: Header, worker: Worker, operation: Compute) -> _Mistake | N
 def _doubtful(header: Header, operations: Iterable[tuple[Worker, Compute]]) -> Iterator[tuple[Worker, Compute]]:
     """Yields the operations that need a closer look: nearly all are obviously right, and are left out."""
     pipe_of, stages, plain = header.pipe_of, header.stages, {kind for kind in header.kinds if not kind.recomputes}
-    if header.steps_inside or header.frozen:
+    if header.steps_inside or header.frozen or header.absent:
         yield from operations
         return
     for worker, operation in operations:
@@ -221,7 +238,8 @@ def _is_complete(header: Header, operations: Iterable[_Placed], whole: Iterable[
                 return False
             present[cell] = before | bit
     right = {sum(bits[kind] for kind in kinds) for kinds in whole}
-    return len(present) == stages * header.micro_batches and {*present.values()} <= right
+    lacking = sum(map(len, header.lacks.values()))
+    return len(present) == stages * header.micro_batches - lacking and {*present.values()} <= right
 
 
 def _repeated(header: Header, cells: _Cells, whole: Sequence[tuple[Kind, ...]]) -> Iterator[Diagnostic]:
@@ -285,6 +303,8 @@ def _absent(
     """Yields the kinds that make a cell's the first possible set of its stage; cells with a `_clash` are left out."""
     for micro, (number, whole) in product(pipe.micros, enumerate(of_stage)):
         several = cells.get(micro * header.stages + number, ())
+        if not header.has(micro, Stage(number)):
+            continue
         if not several or _clash(several, whole) is None:
             present = [operation.kind for _, operation in several]
             kinds = next(kinds for kinds in whole if {*present} <= {*kinds})
@@ -374,8 +394,9 @@ def _differing(header: Header, operations: list[Compute]) -> Iterator[Diagnostic
     differing: dict[tuple[Span, Span], list[tuple[Compute, Compute, Value]]] = {}
     for operation in operations:
         received = (value for value in operation.kind.reads if value.crosses)
-        for value, stage in ((v, maker) for v in received for maker in header.makers(v, operation.stage)):
-            before = operations[data_flow.makers[value][operation.micros[0] * header.stages + stage]]
+        first = operation.micros[0]
+        for value, stage in ((v, maker) for v in received for maker in header.makers(v, operation.stage, first)):
+            before = operations[data_flow.makers[value][first * header.stages + stage]]
             if before.micros != operation.micros:
                 differing.setdefault((before.origin, operation.origin), []).append((before, operation, value))
     for (origin, end), pairs in differing.items():

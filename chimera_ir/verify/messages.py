@@ -696,7 +696,7 @@ def _last_use(header: Header, worker: Worker, cells: Flow, places: Places, messa
     # Forwards on the same worker may pass the same memory on: follow it to the stages that send.
     workers, stages = header.pipe_of[message.micros[0]].workers, [message.target]
     for stage in stages:
-        for target in header.readers(message.value, stage):
+        for target in header.readers(message.value, stage, message.micros[0]):
             made = Message(message.micros, stage, target, message.value)
             if workers[target] == worker:
                 stages.append(target)

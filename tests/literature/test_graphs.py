@@ -76,12 +76,28 @@ pipe down {
 }
 """
 
+SOMETIMES_AN_IMAGE = """
+scheme sometimes_an_image(a = 2, D = 3, N = 9)
+workers a + D
+let L = a + D
+pipe down {
+  stages image[i in 0..a] on i
+  stages text[s in 0..D] on a + s
+  micros m in 0..N
+  F(m, image[i]) @ 2*m + i when m % 3 != 2
+  B(m, image[i]) @ 2*m + 2*L-1 - i when m % 3 != 2
+  F(m, text[s]) @ 2*m + a + s
+  B(m, text[s]) @ 2*m + 2*L-1 - a - s
+}
+"""
+
 UNEQUAL = {"F": [1, 1, 3, 2, 2, 2], "B": [2, 2, 6, 4, 4, 4]}
 
 INSTANCES: Mapping[str, tuple[str, Mapping[str, Sequence[int]], int, int | None, Sequence[int]]] = {
     "two encoders": (TWO_ENCODERS, {}, 36, None, [5, 4, 4, 3, 2, 1]),
     "two encoders, unequal stages": (TWO_ENCODERS, UNEQUAL, 81, 93, [5, 4, 4, 3, 2, 1]),
     "a frozen encoder": (FROZEN_ENCODER, {}, 32, None, [0, 0, 3, 2, 1]),
+    "every third micro-batch without an image": (SOMETIMES_AN_IMAGE, {}, 36, None, [4, 3, 3, 2, 1]),
     "encoder and decoder": (ENCODER_DECODER, {}, 36, 54, [5, 4, 3, 2, 1]),
     "encoder and decoder on the same workers": (SHARED_WORKERS, {}, 42, None, [6, 5, 4]),
     "a U-Net in a V": (UNET, {}, 57, None, [9, 10, 12, 12]),

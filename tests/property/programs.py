@@ -8,7 +8,7 @@ import networkx as nx
 from hypothesis import strategies as st
 
 from chimera_ir.ir.kinds import BACKWARD, FORWARD, INPUT_GRADIENT
-from chimera_ir.ir.levels import Feed, Header, NamedStages, Pipe, Plan
+from chimera_ir.ir.levels import Absence, Feed, Header, NamedStages, Pipe, Plan
 from chimera_ir.ir.ops import Clock, Compute, Micro, Planned, Stage, WeightGroup, Worker
 from chimera_ir.source import Span
 
@@ -162,6 +162,32 @@ def random_graph(seed: int) -> Plan:
     edges = tuple(Feed(Stage(s), Stage(t), "") for s, t in rng.sample(sorted(feeds), len(feeds)))
     header = replace(header, named=named, feeds=edges, pipes=tuple(_recomputing(pipe, rng) for pipe in header.pipes))
     return Plan(header, tuple(_in_some_order(header, _groups(header, rng), inside | feeds, rng)))
+
+
+def with_absent(plan: Plan, seed: int) -> Plan:
+    """The plan without some micro-batches on some groups, so that what a stage makes is still read by one.
+
+    Micro-batches that share an operation with others stay.
+    """
+    rng, header = random.Random(seed), plan.header
+    alone = [m for m in range(header.micro_batches)]
+    for planned in plan.operations:
+        if len(planned.operation.micros) > 1:
+            alone = [m for m in alone if m not in planned.operation.micros]
+    absent: dict[str, list[Micro]] = {}
+    for micro in map(Micro, alone):
+        for group in rng.sample(header.named, rng.randint(0, len(header.named) - 1)):
+            absent.setdefault(group.name, []).append(micro)
+            lacking = {(s, m) for name, start, stop in header.named for m in absent.get(name, ()) for s in range(start, stop)}
+            has = [s for s in range(header.stages) if (s, micro) not in lacking]
+            if not has or any(header.fed[s] and not {*header.fed[s]} & {*has} for s in has):
+                absent[group.name].pop()
+    listed = tuple(
+        Absence(group.name, tuple(absent[group.name])) for group in header.named if absent.get(group.name)
+    )
+    header = replace(header, absent=listed)
+    kept = tuple(p for p in plan.operations if header.has(p.operation.micros[0], p.operation.stage))
+    return replace(plan, header=header, operations=kept)
 
 
 def _in_some_order(

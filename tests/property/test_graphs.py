@@ -12,19 +12,22 @@ from chimera_ir.lower.lower import forwards, order
 from chimera_ir.source import Source
 from tests.executor import verdicts
 from tests.property.mutations import RIGHT, judged, mutants, rules, table
-from tests.property.programs import random_graph, with_frozen
+from tests.property.programs import random_graph, with_absent, with_frozen
 from tests.property.test_split_backward import lowered, split
 from tests.repeatable import also
 
 
 def plans() -> Iterator[tuple[str, Plan]]:
-    """Random graphs, and some with frozen stages."""
+    """Random graphs, some with frozen stages, and some without some micro-batches on some groups."""
     for seed in also(range(12), range(12, 60)):
         plan = random_graph(seed)
         yield f"graph {seed}", plan
         rng = random.Random(seed)
         some = rng.sample(range(plan.header.stages), rng.randint(1, plan.header.stages - 1))
         yield f"graph {seed} frozen", with_frozen(plan, *some)
+        if (lacking := with_absent(plan, seed)).header.absent:
+            yield f"graph {seed} absent", lacking
+            yield f"graph {seed} absent frozen", with_frozen(lacking, *some)
 
 
 def schedules() -> Iterator[tuple[str, Schedule]]:

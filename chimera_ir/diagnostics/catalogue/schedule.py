@@ -357,6 +357,28 @@ class KindNotThere(Diagnostic, code="CH316"):
     count: int
 
 
+class AbsentMicro(Diagnostic, code="CH341"):
+    meaning = "An operation of a micro-batch that its group of stages does not have."
+    title = "`{operation}` is on worker {worker}, but stage {stage} does not have {micro_batch}{count:and more}"
+    label = "absent there"
+    help = "remove the operation, or take the micro-batch out of the line `absent`"
+    operation: str
+    worker: int
+    micro_batch: str
+    stage: str
+    count: int
+
+
+class ReadNowhere(Diagnostic, code="CH342"):
+    meaning = "A micro-batch on a stage, of which no stage that it feeds has it."
+    title = "stage {stage} has {micro_batch}, and no stage that it feeds ({fed}) has it"
+    label = "read by no stage"
+    help = "what a stage makes must be read: leave the micro-batch out of its group too, or give it to the group behind"
+    micro_batch: str
+    stage: str
+    fed: str
+
+
 class FrozenStage(Diagnostic, code="CH333"):
     meaning = "An operation that a frozen stage does not have."
     title = (

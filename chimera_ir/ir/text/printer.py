@@ -234,6 +234,7 @@ def _header(level: str, header: Header, *, stream: bool = False) -> Iterator[str
         yield "named " + " ".join(f"{name} {start}..{stop}" for name, start, stop in header.named)
     for source, target, keyword in header.feeds:
         yield f"feeds s{source}->s{target}" + (f" as {keyword}" if keyword else "")
+    yield from (f"absent {group} {_runs_text(micros)}" for group, micros in header.absent)
     yield from (f"tied {' '.join(f's{stage}' for stage in tie)}" for tie in header.ties)
     for weight in sorted({*header.weights} - {1}):
         yield f"weigh {weight} {_runs_text(m for m, w in enumerate(header.weights) if w == weight)}"
