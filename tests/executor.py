@@ -10,8 +10,8 @@ of the slice before it, and its backward the gradient of its own carry, which th
 forward or a first half kept is on the worker or on its host; a copy between the two runs at any moment after its
 launch, in order, and what is copied is nowhere for sure until the lane has waited for it. Where the header restricts
 the kinds of operations there are forwards alone: each must have run once, and nothing is summed. So it is on frozen
-stages that nothing trained feeds; a frozen stage behind a trained one makes gradients of its inputs alone. A stage reads
-what all stages that feed it have made, and its backward the gradients of all that it feeds.
+stages that nothing trained feeds; a frozen stage behind a trained one makes gradients of its inputs alone. A stage
+reads what all stages that feed it have made, and its backward the gradients of all that it feeds.
 """
 
 import random

@@ -263,7 +263,10 @@ def _neighbours(header: Header, operation: ops.Compute) -> tuple[Worker | None, 
 
     A stage that does not have the micro-batch counts as None.
     """
-    stages, micro = (operation.stage, *header.feeding[operation.stage], *header.fed[operation.stage]), operation.micros[0]
+    stages, micro = (
+        (operation.stage, *header.feeding[operation.stage], *header.fed[operation.stage]),
+        operation.micros[0],
+    )
     return tuple([header.worker(micro, stage) if header.has(micro, stage) else None for stage in stages])
 
 

@@ -536,8 +536,8 @@ def _launches(report: Report) -> list[Text]:
     rest = len(report.synchronisation) - len(early)
     steady, unit = report.header.asynchronous, report.durations.unit
     lines = [
-        f"{group_name(launched.group)} on worker {launched.worker}: {_launch_text(launched, steady, unit)}"
-        for launched in early[:IN_FULL]
+        f"{group_name(launch.group, report.header)} on worker {launch.worker}: {_launch_text(launch, steady, unit)}"
+        for launch in early[:IN_FULL]
     ]
     if len(early) > IN_FULL:
         lines.append(f"and {counted(len(early) - IN_FULL, 'more such launch')} (report.json lists all)")

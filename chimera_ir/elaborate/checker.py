@@ -556,10 +556,10 @@ class _Checker:
         """Checks stages behind `frozen` and `feeds`, where the names of groups are known."""
         scope: NameLayers = ChainMap({**self._groups}, self._defined)
         several = [part for part in parts if isinstance(part, ast.Several)]
-        for part in several:
-            position = ast.Integer(0, span=part.group.span)
-            self._formulas.type_of(ast.Lookup(part.group, position, span=part.span), scope, None)
-            self._range(part.index.range, self._defined)
+        for some in several:
+            position = ast.Integer(0, span=some.group.span)
+            self._formulas.type_of(ast.Lookup(some.group, position, span=some.span), scope, None)
+            self._range(some.index.range, self._defined)
         if place == "`feeds`" and several:
             scope = scope.new_child({**self._variables([several[0].index.variable])})
         if len(several) > 1 and place == "`feeds`":

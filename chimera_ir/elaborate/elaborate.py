@@ -159,7 +159,9 @@ def _without_absent(header: Header, operations: Iterable[Listed]) -> Header:
     present = {(group_of[part.stage], micro) for part in parts for micro in part.micros}
     somewhere = {micro for _, micro in present}
     absent = {
-        group.name: tuple(Micro(m) for m in range(header.micro_batches) if (group.name, m) not in present and m in somewhere)
+        group.name: tuple(
+            Micro(m) for m in range(header.micro_batches) if (group.name, m) not in present and m in somewhere
+        )
         for group in header.named
     }
     return replace(header, absent=tuple(Absence(name, micros) for name, micros in absent.items() if micros))

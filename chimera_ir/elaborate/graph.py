@@ -61,7 +61,7 @@ def _named(part: ast.Several, scope: Scope) -> list[tuple[int, int]]:
 
 
 def feeds(values: Globals, groups: Sequence[NamedStages]) -> tuple[tuple[Feed, ...], tuple[Span, ...]]:
-    """The edges of the lines ``feeds``, each with the place of its line; raises ``Rejected`` at a stage that is none."""
+    """The edges of the lines ``feeds``, each with the place of its line; raises ``Rejected`` at no stage."""
     scope, edges = _with_groups(values.scope, groups), list[tuple[Feed, Span]]()
     for line in values.feeds:
         several = next((end for end in (line.source, line.target) if isinstance(end, ast.Several)), None)

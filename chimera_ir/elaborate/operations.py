@@ -86,11 +86,11 @@ def _recomputed(shape: Shape) -> Mapping[int, Set[int]]:
         return dict.fromkeys(_stages_of(shape, clause), frozenset(shape.micro_range))
     recomputed: dict[int, set[int]] = defaultdict(set)
     if clause and clause.guard is not None:
-        for line in _lines_of(shape, clause.guard):
-            cells = {micro_variable: shape.micro_range, line.variable: line.values}
+        for of_line in _lines_of(shape, clause.guard):
+            cells = {micro_variable: shape.micro_range, of_line.variable: of_line.values}
             for (micro, stage), holds in shape.values(clause.guard, cells):
                 if holds:
-                    recomputed[line.first + stage].add(micro)
+                    recomputed[of_line.first + stage].add(micro)
         return recomputed
     for line, sliced in product(shape.operations, shape.by_slice()):
         if line.subjects[0].kind.recomputes:

@@ -30,7 +30,7 @@ MAX_ENTRIES = 1_000_000
 
 
 class StageLine(NamedTuple):
-    """A line ``stages`` of a pipe for given parameters: the values of its variable, and the number of its first stage."""
+    """A line ``stages`` of a pipe for given parameters: the values of its variable, the number of its first stage."""
 
     line: ast.Stages
     values: range

@@ -80,7 +80,9 @@ def evaluate_globals(scheme: ast.Scheme, settings: Mapping[str, int]) -> Globals
     if made.failed:
         raise Rejected(made.failed)
     workers = made.workers, made.workers_span, made.left_out
-    return Globals(made.scope, parameters, *workers, tuple(made.limits), made.per_update, made.frozen, tuple(made.feeds))
+    return Globals(
+        made.scope, parameters, *workers, tuple(made.limits), made.per_update, made.frozen, tuple(made.feeds)
+    )
 
 
 class _GlobalsEvaluator:

@@ -127,12 +127,12 @@ class _Builder(Transformer_NonRecursive[Token, ast.Scheme]):
 
     def stages(self, *parts: Any, span: Span) -> ast.Stages:
         first, *place = parts
-        if isinstance(first, ast.Several):
-            named = first.group, first.index.variable, first.index.range
-        else:
-            named = None, first, place.pop(0)
+        of_group = isinstance(first, ast.Several)
+        group, variable, stages = (
+            (first.group, first.index.variable, first.index.range) if of_group else (None, first, place.pop(0))
+        )
         worker, formula = place if len(place) > 1 else (None, *place)
-        return ast.Stages(*named, worker, formula, span=span)
+        return ast.Stages(group, variable, stages, worker, formula, span=span)
 
     def memory(self, quantity: ast.Word, *parts: Any, span: Span) -> ast.Memory:
         *worker, _, limit = parts

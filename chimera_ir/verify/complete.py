@@ -45,13 +45,13 @@ def _header(header: Header) -> Iterator[Diagnostic]:
         yield UnevenPlan(NOWHERE, header.micro_batches, header.updates, header.period, header.slices)
     for tie in header.ties:
         if frozen := [stage for stage in tie if stage in header.frozen]:
-            yield say.TieFrozen(NOWHERE, listed(tie), frozen[0])
+            yield say.TieFrozen(NOWHERE, listed(map(header.stage_name, tie)), header.stage_name(frozen[0]))
     for pipe in header.pipes:
         if len(pipe.workers) != header.stages:
             yield say.StagesUnplaced(NOWHERE, pipe.name, len(pipe.workers), header.stages, header.stages - 1)
         for stage, worker in enumerate(pipe.workers):
             if not 0 <= worker < header.workers:
-                yield say.PlacedOutside(NOWHERE, pipe.name, stage, worker, header.workers - 1)
+                yield say.PlacedOutside(NOWHERE, pipe.name, header.stage_name(stage), worker, header.workers - 1)
                 break
     occurrences = Counter(micro for pipe in header.pipes for micro in pipe.micros)
     for micro in (*range(header.micro_batches), *sorted(occurrences)):
@@ -128,20 +128,21 @@ def _mistake(header: Header, worker: Worker, operation: Compute) -> _Mistake | N
         message, *facts = unknown
         last = header.stages - 1, header.micro_batches // header.slices - 1, header.workers - 1
         return message(*where(), *last, 1, *facts)
+    name = header.stage_name(stage)
     if lacking := [micro for micro in micros if not header.has(micro, stage)]:
-        return say.AbsentMicro(*where(), micros_name(lacking[:1], header.slices), header.stage_name(stage), 1)
+        return say.AbsentMicro(*where(), micros_name(lacking[:1], header.slices), name, 1)
     if stage in header.frozen and kind not in header.kinds_of[stage]:
         passes = header.trained[stage] is Trained.BEFORE
-        first = header.trained.index(Trained.ITSELF)
-        return (say.FrozenBehind if passes else say.FrozenStage)(*where(), stage, first, 1)
+        first = None if header.named or header.feeds else header.trained.index(Trained.ITSELF)
+        return (say.FrozenBehind if passes else say.FrozenStage)(*where(), name, first, 1)
     recomputed = [micro for micro in micros if header.recomputes(micro, stage)]
     if kind.recomputes and micros[0] not in recomputed:
-        return say.RecomputesNothing(*where(), stage, header.pipe_of[micros[0]].name, 1)
+        return say.RecomputesNothing(*where(), name, header.pipe_of[micros[0]].name, 1)
     if 0 < len(recomputed) < len(micros):
-        return say.RecomputesInPart(*where(), stage, recomputed[0], 1)
+        return say.RecomputesInPart(*where(), name, recomputed[0], 1)
     for pipe in (header.pipe_of[micro] for micro in micros):
         if pipe.workers[stage] != worker:
-            return say.WrongWorker(*where(), pipe.workers[stage], pipe.name, stage, 1)
+            return say.WrongWorker(*where(), pipe.workers[stage], pipe.name, name, 1)
     return None
 
 
@@ -290,7 +291,14 @@ def _missing(header: Header, cells: _Cells, of_stage: _WholeSets) -> Iterator[Di
             added = "` and `".join(line(operation, header) for operation in lines)
             where = _nearest(header, pipe, cells, lacking[0], micro, stage)
             which = micros_name((micro,), header.slices)
-            facts = pipe.name, pipe.workers[stage], which, stage, tuple(kind.noun for kind in lacking), added
+            facts = (
+                pipe.name,
+                pipe.workers[stage],
+                which,
+                header.stage_name(stage),
+                tuple(kind.noun for kind in lacking),
+                added,
+            )
             message = say.MissingMove if any(kind.moves for kind in lacking) else say.Missing
             if stage in header.frozen and message is say.Missing:
                 message = say.MissingOfFrozen

@@ -393,9 +393,7 @@ def _held(recording: Recording, of_rank: Mapping[str, Any]) -> RecordedLane:
         route: header.value_between[Stage(route[0]), Stage(route[1]), route[3]]
         for route in _routes(of_rank["incoming"])
     }
-    rooms = {
-        route: _rooms(header, route, value, stages[str(route[1])][value.slots]) for route, value in routes.items()
-    }
+    rooms = {route: _rooms(header, route, value, stages[str(route[1])][value.slots]) for route, value in routes.items()}
     return RecordedLane(recording, initial | ties, rooms, _routes(of_rank["outgoing"]))
 
 

@@ -161,10 +161,12 @@ class ProbeResult:
 def boundary_before(stage: int, job: Job, boundaries: Mapping[int, Boundary]) -> Boundary | None:
     """Joins what a stage gets, of the ``boundaries`` of what each stage hands on; None if no stage feeds it."""
     feeds = [edge for edge in job.edges if edge.target == stage]
-    return joined_boundary([
-        FeedingBoundary(feed.source, feed.keyword, boundaries[feed.source], job.backwards[feed.source].has)
-        for feed in feeds
-    ])
+    return joined_boundary(
+        [
+            FeedingBoundary(feed.source, feed.keyword, boundaries[feed.source], job.backwards[feed.source].has)
+            for feed in feeds
+        ]
+    )
 
 
 def probe_stages(

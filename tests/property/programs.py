@@ -111,8 +111,8 @@ def with_ties(plan: Plan, *ties: tuple[int, ...]) -> Plan:
 def with_frozen(plan: Plan, *frozen: int) -> Plan:
     """The plan of a model with frozen stages, and without the operations that these lack.
 
-    Trained stages, and all stages behind them, make gradients of their inputs. What is tied to a frozen stage is tied no
-    more.
+    Trained stages, and all stages behind them, make gradients of their inputs. What is tied to a frozen stage is tied
+    no more.
     """
     backs = {*range(plan.header.stages)} - {*frozen}
     for stage, before in enumerate(plan.header.feeding):
@@ -170,7 +170,7 @@ def with_absent(plan: Plan, seed: int) -> Plan:
     Micro-batches that share an operation with others stay.
     """
     rng, header = random.Random(seed), plan.header
-    alone = [m for m in range(header.micro_batches)]
+    alone = list(range(header.micro_batches))
     for planned in plan.operations:
         if len(planned.operation.micros) > 1:
             alone = [m for m in alone if m not in planned.operation.micros]
@@ -178,13 +178,13 @@ def with_absent(plan: Plan, seed: int) -> Plan:
     for micro in map(Micro, alone):
         for group in rng.sample(header.named, rng.randint(0, len(header.named) - 1)):
             absent.setdefault(group.name, []).append(micro)
-            lacking = {(s, m) for name, start, stop in header.named for m in absent.get(name, ()) for s in range(start, stop)}
+            lacking = {
+                (s, m) for name, start, stop in header.named for m in absent.get(name, ()) for s in range(start, stop)
+            }
             has = [s for s in range(header.stages) if (s, micro) not in lacking]
             if not has or any(header.fed[s] and not {*header.fed[s]} & {*has} for s in has):
                 absent[group.name].pop()
-    listed = tuple(
-        Absence(group.name, tuple(absent[group.name])) for group in header.named if absent.get(group.name)
-    )
+    listed = tuple(Absence(group.name, tuple(absent[group.name])) for group in header.named if absent.get(group.name))
     header = replace(header, absent=listed)
     kept = tuple(p for p in plan.operations if header.has(p.operation.micros[0], p.operation.stage))
     return replace(plan, header=header, operations=kept)
@@ -199,11 +199,7 @@ def _in_some_order(
     done: set[tuple[object, tuple[Micro, ...], int]] = set()
     clock = 0
     while left:
-        ready = [
-            each
-            for each in left
-            if all(need in done for need in _needs(each, edges))
-        ]
+        ready = [each for each in left if all(need in done for need in _needs(each, edges))]
         operation = rng.choice(ready)
         left.remove(operation)
         done.add((operation.kind, operation.micros, operation.stage))

@@ -26,7 +26,9 @@ def operation(kind: Kind, stage: Stage) -> Compute:
     return Compute(kind, (MICRO,), stage)
 
 
-GROUPS = tuple(NamedStages(name, stage, Stage(stage + 1)) for name, stage in zip("abc", map(Stage, range(3)), strict=True))
+GROUPS = tuple(
+    NamedStages(name, stage, Stage(stage + 1)) for name, stage in zip("abc", map(Stage, range(3)), strict=True)
+)
 HEADER = Header("two_into_one", (), 3, 3, 1, PIPES, named=GROUPS, feeds=(Feed(FIRST, LAST), Feed(SECOND, LAST)))
 SCHEDULE = Schedule(
     HEADER, tuple((operation(FORWARD, stage), operation(BACKWARD, stage)) for stage in (FIRST, SECOND, LAST))

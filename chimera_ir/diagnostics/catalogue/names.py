@@ -467,7 +467,9 @@ class SeveralBoth(Diagnostic, code="CH223"):
     meaning = "A line `feeds` with several stages on both sides of the arrow."
     title = "both sides of this line name several stages"
     label = "a variable on both sides"
-    help = "name several on one side, and write the other with their variable: `feeds net[s in 0..P-1] -> net[2*P-1 - s]`"
+    help = (
+        "name several on one side, and write the other with their variable: `feeds net[s in 0..P-1] -> net[2*P-1 - s]`"
+    )
 
 
 class Unused(Diagnostic, code="CH217"):

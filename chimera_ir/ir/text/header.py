@@ -31,7 +31,6 @@ from chimera_ir.ir.levels import (
     normalized,
 )
 from chimera_ir.ir.ops import Micro, Stage, WeightGroup, Worker, alternatives, unmade
-from chimera_ir.ir.text.printer import group_name
 from chimera_ir.plural import listed, plural
 from chimera_ir.source import Span
 
@@ -358,7 +357,9 @@ class _HeaderReader:
         for token in self._lines["ABSENT"]:
             _, name, runs = token.split(maxsplit=2)
             if name not in names:
-                raise Rejected([say.NoSuchGroup(span(token), name, listed([f"`{known}`" for known in names]) or "none")])
+                raise Rejected(
+                    [say.NoSuchGroup(span(token), name, listed([f"`{known}`" for known in names]) or "none")]
+                )
             if name in micros:
                 raise Rejected([say.HeaderTwice(span(token), f"`absent {name}`")])
             micros[name] = tuple(map(Micro, _run(token, integers(token, runs), header.micro_batches - 1)))
@@ -384,7 +385,7 @@ class _HeaderReader:
         for token in self._lines["TIED"]:
             tie = self._read_tie(token)
             if tie in ties:
-                raise Rejected([say.HeaderTwice(span(token), group_name(tie))])
+                raise Rejected([say.HeaderTwice(span(token), f"the tie of stages {listed(tie)}")])
             ties[tie] = None
         return tuple(sorted(ties))
 

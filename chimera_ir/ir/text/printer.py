@@ -135,9 +135,10 @@ def group_text(group: WeightGroup) -> str:
     return "+".join([f"s{stage}" for stage in group])
 
 
-def group_name(group: WeightGroup) -> str:
+def group_name(group: WeightGroup, header: Header) -> str:
     """A weight group as in messages, such as ``stage 1``, or ``the tie of stages 0 and 3``."""
-    return f"the tie of stages {listed(group)}" if len(group) > 1 else f"stage {group[0]}"
+    names = [*map(header.stage_name, group)]
+    return f"the tie of stages {listed(names)}" if len(group) > 1 else f"stage {names[0]}"
 
 
 def micros_name(micros: Sequence[Micro], slices: int) -> str:
