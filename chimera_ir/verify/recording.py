@@ -300,9 +300,12 @@ class RecordedStage(RecordedWeights):
 
     def _reads(self, kind: Kind, group: Group) -> tuple[tuple[object, ...], ...]:
         # Tensors from several stages are in one tuple, and so are their descriptions.
-        received = tuple([
-            tuple([part for maker in makers for part in (role, group, maker)]) for role, makers in self._received[kind]
-        ])
+        received = tuple(
+            [
+                tuple([part for maker in makers for part in (role, group, maker)])
+                for role, makers in self._received[kind]
+            ]
+        )
         if not kind.opens:
             return received
         header = self._recording.header

@@ -393,9 +393,7 @@ def _held(recording: Recording, of_rank: Mapping[str, Any]) -> RecordedLane:
         route: header.value_between[Stage(route[0]), Stage(route[1]), route[3]]
         for route in _routes(of_rank["incoming"])
     }
-    rooms = {
-        route: _rooms(header, route, value, stages[str(route[1])][value.slots]) for route, value in routes.items()
-    }
+    rooms = {route: _rooms(header, route, value, stages[str(route[1])][value.slots]) for route, value in routes.items()}
     return RecordedLane(recording, initial | ties, rooms, _routes(of_rank["outgoing"]))
 
 
@@ -410,7 +408,7 @@ def _held_in_evaluations(recording: Recording, of_rank: Mapping[str, Any]) -> Re
 
 
 def _rooms(header: Header, route: Route, value: Value, slots: Sequence[Any]) -> Sequence[int]:
-    """The slots of a link among those of a stage, which are a list for each stage that makes the value if several do."""
+    """The slots of a link among those of a stage: a list for each stage that makes the value, if several do."""
     source, target, *_ = route
     makers = header.makers(value, Stage(target))
     return slots[makers.index(Stage(source))] if len(makers) > 1 else slots

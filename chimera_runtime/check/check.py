@@ -7,7 +7,6 @@ made anew, so that it finds what the pipeline's have become by then, and memory 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, fields, replace
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
