@@ -90,8 +90,8 @@ SECOND_VALUE = [
         "chimera_runtime/program/rank_facts.py",
         """\
 +VALUES["n"] = EdgeValue(False, made="norms", slots="norms_read", buffers="norm_buffers", views="views")
- @cache
- def fed(stages: int) -> tuple[tuple[int, ...], ...]:
+ def implied(source: int, target: int) -> str:
+     """Returns the letter of the value in a message that names only its stages: the first that goes this way. A stage
 """,
     ),
     (

@@ -100,7 +100,7 @@ def evaluation_of(
     with worlds(alone, alone_job(micro_batches=micro_batches, evaluated=micro_batches)) as (world,):
         made, built = setting(world, options=f"--micro-batch-size {size}", **changed)
         made.script.evaluate = script  # type: ignore[method-assign]
-        yield Evaluation(made, assemble.assemble(made, built, made.model.steps), size, last), built
+        yield Evaluation(made, assemble.assemble(made, built, made.model.steps), size, {1: last}), built
 
 
 def evaluate(of_kind: Evaluation, items: int) -> None:

@@ -406,12 +406,12 @@ def test_a_gpu_that_is_stuck_is_not_the_fault_of_a_peer(members: Sequence[Any]) 
         Peer(1, 1, *members[:1] * 2, names, BlockingWait(s), partial(StagedGroup, staging)) for s in (0.1, 20.0)
     )
     begin = "rank 0 (worker 0): wait send m0 s0->s1: rank 1: "
-    message = (torch.zeros(1),)
+    message, tag = (torch.zeros(1),), tag_of(0, 0, 1, "y", 2)
     assert (
-        lost(impatient.isend(message, 0))
+        lost(impatient.isend(message, tag))
         == f"{begin}the device of this rank has not computed it within 0.1 s (timeout)"
     )
-    transfer = patient.isend(message, 0)
+    transfer = patient.isend(message, tag)
     gpu.is_let_go.set()
     assert lost(transfer) == f"{begin}CUDA error: an illegal memory access"
 
@@ -421,7 +421,7 @@ def test_a_peer_that_does_not_answer_is_named_as_without_a_gpu(members: Sequence
         1, 1, members[0], members[0], Names(0, 0, 2, 0.1), BlockingWait(0.1), partial(StagedGroup, Staging(ModelGpu()))
     )
     begin = "rank 0 (worker 0): wait recv m0 s1->s0: rank 1: no answer within 0.1 s (timeout)"
-    assert lost(peer.irecv((torch.zeros(1),), 3)).startswith(begin)
+    assert lost(peer.irecv((torch.zeros(1),), tag_of(0, 1, 0, "dx", 2))).startswith(begin)
 
 
 # Moves to the host and back: values are right however late or early a GPU does its work, and due to the events.
