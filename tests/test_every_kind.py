@@ -91,7 +91,6 @@ SECOND_VALUE = [
         """\
 +VALUES["n"] = EdgeValue(False, made="norms", slots="norms_read", buffers="norm_buffers", views="views")
  def implied(source: int, target: int) -> str:
-     """Returns the letter of the value in a message that names only its stages: the first that goes this way. A stage
 """,
     ),
     (
