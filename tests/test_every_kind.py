@@ -90,8 +90,7 @@ SECOND_VALUE = [
         "chimera_runtime/program/rank_facts.py",
         """\
 +VALUES["n"] = EdgeValue(False, made="norms", slots="norms_read", buffers="norm_buffers", views="views")
- @cache
- def fed(stages: int) -> tuple[tuple[int, ...], ...]:
+ def implied(source: int, target: int) -> str:
 """,
     ),
     (

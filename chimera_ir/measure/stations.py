@@ -21,7 +21,6 @@ from chimera_runtime.errors import Misuse
 from chimera_runtime.model.model import ModelFile
 from chimera_runtime.program.kept_bytes import MicroBatchBytes
 from chimera_runtime.program.numbering import Numbering
-from chimera_runtime.program.rank_facts import fed
 from chimera_runtime.ranks.messages import BlockingWait, Names, Reader
 from chimera_runtime.ranks.world import reader_of
 from chimera_runtime.stage.gradient_sums import GradientSum
@@ -228,7 +227,7 @@ class Station:
     def refill(self) -> None:
         """Fills the receive buffers again, because a stage may have changed its input in place."""
         for place, handed in enumerate(self.handed or ()):
-            for slot, tensor in zip(self.stage.inputs[place] if handed else (), handed, strict=True):
+            for slot, tensor in zip(self.stage.inputs[0][place] if handed else (), handed, strict=True):
                 slot.copy_(tensor)
 
     def slices_of(self, micro_batch: int) -> range:
@@ -237,7 +236,7 @@ class Station:
 
     def forward(self, micro: int) -> None:
         """Runs a forward; the first stage loads the input, and the last stage also computes the loss."""
-        loaded = self.load_input(micro) if self.handed is None else self.stage.inputs[micro % self.shape.slices]
+        loaded = self.load_input(micro) if self.handed is None else self.stage.inputs[0][micro % self.shape.slices]
         self.stage.forward(micro, loaded, self.load_target(micro) if self.after is None else None)
         if self.after is not None:
             self.stage.outputs(micro)
@@ -251,7 +250,7 @@ class Station:
         self._backward(self.stage.backward_input, micro)
 
     def _backward(self, run: Callable[[int, Tensors], None], micro: int) -> None:
-        run(micro, () if self.after is None else self.stage.gradients[0])
+        run(micro, () if self.after is None else self.stage.gradients[0][0])
         if self.before is not None:
             self.stage.input_gradients(micro)
 
@@ -346,7 +345,7 @@ def _way_down(cut: ModelCut, progress: Callable[[str], None]) -> dict[tuple[int,
         with running(cut, stage, min(cut.sizes)):
             module = cut.module(stage)
         for shape in cut.shapes:
-            before, is_last = boundaries[shape], not fed(cut.stages)[stage]
+            before, is_last = boundaries[shape], stage == cut.stages - 1
             with running(cut, stage, shape.size):
                 probe = StageProbe(cut.model, stage, module, before, is_last)
                 forwards = _forwards(cut, shape, probe, handed[shape], measures=True)
@@ -440,8 +439,8 @@ def _station(
         is_compared=lambda _update: False,  # the second run may get other inputs than the first
     )
     # Receive buffers, with random gradients in place of received ones.
-    runnable.reserve({"y": (1,) * slices, "dx": (1,)}, device)
-    for gradient in runnable.gradients[0] if runnable.gradients.rooms else ():
+    runnable.reserve({"y": ((1,) * slices,), "dx": ((1,),)}, device)
+    for gradient in runnable.gradients[0][0] if runnable.gradients else ():
         with cut.here():
             gradient.copy_(torch.randn_like(gradient))
     return Station(

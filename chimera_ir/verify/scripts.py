@@ -408,7 +408,7 @@ def _held_in_evaluations(recording: Recording, of_rank: Mapping[str, Any]) -> Re
 
 
 def _rooms(header: Header, route: Route, value: Value, slots: Sequence[Any]) -> Sequence[int]:
-    """The slots of a link among those of a stage, which are a list for each stage that makes the value if several do."""
+    """The slots of a link among those of a stage: a list for each stage that makes the value, if several do."""
     source, target, *_ = route
     makers = header.makers(value, Stage(target))
     return slots[makers.index(Stage(source))] if len(makers) > 1 else slots

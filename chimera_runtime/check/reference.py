@@ -181,8 +181,8 @@ class Reference:
 
     ``listening`` makes a context that collects auxiliary losses by name. ``label`` gives parameters their names in the
     model. ``with_loss`` joins a stage that feeds no other, by the name of its group, and a copy of the module that the
-    loss is, if it is one; then ``alone`` returns the stage in it, and ``judge_in`` the loss. ``data`` yields, for a number of slices, the micro-batches of
-    each update in place of the dataset of the ``model``.
+    loss is, if it is one; then ``alone`` returns the stage in it, and ``judge_in`` the loss. ``data`` yields, for a
+    number of slices, the micro-batches of each update in place of the dataset of the ``model``.
 
     ``feeds`` are the edges of the graph of stages, each with the keyword of its argument, if it has one, in the order
     of arguments; without any, each stage feeds the next one. ``names`` has the name of the group of each stage.
@@ -277,7 +277,7 @@ class Reference:
         return [value for value, name in feeds if not name], {name: value for value, name in feeds if name}
 
     def _part(self, value: Any, stage: int, ends: Sequence[int]) -> Any:
-        """The entry for a stage, if a value is a dict with one for each of several ``ends``, by name; else the whole."""
+        """The entry for a stage if a value is a dict with one for each of several ``ends``, by name; else the whole."""
         if len(ends) > 1 and isinstance(value, dict) and {*value} == {self.names[end] for end in ends}:
             return value[self.names[stage]]
         return value

@@ -32,9 +32,9 @@ class Job:
     whose activations move to the host and back, ``moving_operands`` the stages that move what is kept between the
     halves. ``kinds`` are the letters of all kinds of operations.
 
-    The weights of the stages in ``frozen`` are not trained. ``feeds`` are the edges of the graph of stages, in the order
-    of a stage's arguments; without any the stages are a chain, in which each feeds the next one. ``named`` are groups
-    of stages with a name, which begin at a stage and end before one.
+    The weights of the stages in ``frozen`` are not trained. ``feeds`` are the edges of the graph of stages, in the
+    order of a stage's arguments; without any the stages are a chain, in which each feeds the next one. ``named`` are
+    groups of stages: a name, the first stage, and the one behind the last.
 
     Without a flush the lanes repeat every ``period`` micro-batches. ``reads[s]`` says which version of the weights
     stage s reads for each micro-batch of a period: the number of updates in the periods before plus an offset. The

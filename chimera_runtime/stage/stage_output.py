@@ -229,8 +229,8 @@ class StageInput:
         return leaves, self.before.form.filled(leaves)
 
     def take_gradients(self, leaves: Tensors, counts: Tensors) -> Tensors:
-        """Returns the message to the stages before, the gradients of the leaves and the loss count, and clears ``grad``.
-        Raises `BadModel` if a tensor has a gradient although it had none for the first micro-batch.
+        """Returns the message to the stages before: the gradients of the leaves, whose ``grad`` it clears, and the loss
+        count. Raises `BadModel` if a tensor has a gradient although it had none for the first micro-batch.
         """
         if self.before is None:
             return ()

@@ -133,10 +133,10 @@ class ProbeResult:
     """Facts about all stages that the probe has learned, the same on every rank.
 
     ``boundaries`` describe what each stage hands on, by its number, ``traits`` how a stage behaves, ``footprints``, if
-    they were measured, what a forward keeps. ``expected_count`` is that of `losses.expected_count`, None if ``loss`` returns a mean.
-    ``auxiliary`` and ``reports`` are names of all stages. ``bent`` are the stages whose backward is not linear, looked
-    for if there are counts. ``moved_bytes`` has the bytes of a micro-batch that go to the host, for each stage of which
-    anything moves.
+    they were measured, what a forward keeps. ``expected_count`` is that of `losses.expected_count`, None if ``loss``
+    returns a mean. ``auxiliary`` and ``reports`` are names of all stages. ``bent`` are the stages whose backward is not
+    linear, looked for if there are counts. ``moved_bytes`` has the bytes of a micro-batch that go to the host, for each
+    stage of which anything moves.
     """
 
     boundaries: Mapping[int, Boundary]

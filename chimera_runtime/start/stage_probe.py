@@ -219,7 +219,8 @@ class ProbedForward:
 @dataclass(frozen=True)
 class StageProbe:
     """A stage to run on one micro-batch. ``before`` describes the tensors of the stages that feed it, if any do. A
-    stage that feeds no other (``is_last``) also runs the loss. If its backward ``splits``, traits have the reason why it cannot.
+    stage that feeds no other (``is_last``) also runs the loss. If its backward ``splits``, traits have the reason why
+    it cannot.
 
     In the methods ``differentiable`` is as in `ProbedForward.roots`.
     """

@@ -449,7 +449,10 @@ def joined_boundary(feeds: Sequence[FeedingBoundary]) -> Boundary | None:
 
     return Boundary(
         form_of(tuple(boundary.form.filled([...] * len(boundary.shapes)) for boundary in boundaries)),
-        *map(together, ("shapes", "dtypes", "recorded", "differentiable")),
+        shapes=together("shapes"),
+        dtypes=together("dtypes"),
+        recorded=together("recorded"),
+        differentiable=together("differentiable"),
         counted=boundaries[0].counted,
         of_slices=tuple(sum(shapes, ()) for shapes in zip(*(b.of_slices for b in boundaries), strict=True)),
         feeds=tuple(feeds),

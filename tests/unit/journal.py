@@ -45,7 +45,8 @@ class Journal:
     def rooms(self, source: int, target: int, _worker: int) -> Sequence[int]:
         """For how many micro-batches each slot of a link has room."""
         facts = self.facts.stages[target]
-        return facts.slots["y" if source < target else "dx"]
+        (rooms,) = facts.slots["y" if source < target else "dx"]
+        return rooms
 
     def run(self, script: Mapping[str, Any], updates: int) -> None:
         """Runs the lane of a script: one update or, in a stream, so many."""
@@ -62,7 +63,7 @@ class Journal:
         facts = self.facts.evaluation
         parts = LaneComponents(
             {number: EvaluatedStage(self, number) for number in self.facts.stages},
-            {route: FakeIncoming(self, *route[:3], facts.slots[route.target]) for route in facts.incoming},
+            {route: FakeIncoming(self, *route[:3], *facts.slots[route.target]) for route in facts.incoming},
             {route: FakeOutgoing(self, *route[:3]) for route in facts.outgoing},
             lambda first, micro: ("y", (first + micro,), -1),
             lambda first, micro: ("target", first + micro),

@@ -317,7 +317,7 @@ def test_slots_and_links_are_those_that_the_lane_uses(case: Any) -> None:
                 rooms = needed[target][int(source > target)]
                 rooms[slot] = max(rooms.get(slot, 0), message[1].count("m"))
         assert {stage: (*of_stage.slots.values(),) for stage, of_stage in facts.stages.items()} == {
-            stage: tuple(tuple(rooms[slot] for slot in range(len(rooms))) for rooms in both)
+            stage: tuple((tuple(rooms[slot] for slot in range(len(rooms))),) for rooms in both)
             for stage, both in needed.items()
         }
 
@@ -328,7 +328,7 @@ def test_no_two_messages_between_the_same_workers_share_a_tag(case: Any) -> None
     for lane in program.lanes:
         sends = [(line.to, line.message) for line in lane if isinstance(line, Send)]
         stages = program.header.stages
-        tags = {(to, tag_of(message.micros, message.source, message.value.letter, stages)) for to, message in sends}
+        tags = {(to, tag_of(m.micros, m.source, m.target, m.value.letter, stages)) for to, m in sends}
         assert len(tags) == len(sends)
 
 

@@ -187,7 +187,7 @@ def test_a_script_that_evaluates_does_its_lane_and_nothing_else(name: str, size:
         assert journal.lines == [line(each, program.header) for each in lane]
         sent = {Route(each.message.source, each.message.target, each.to) for each in lane if isinstance(each, Send)}
         assert {*facts.outgoing} == sent
-        rooms = {stage: len(slots) for stage, slots in facts.slots.items()}
+        rooms = {stage: len(slots) for stage, (slots,) in facts.slots.items()}
         assert rooms == {
             stage: 1 + max(each.slot for each in lane if isinstance(each, Recv) and each.message.target == stage)
             for stage in {each.message.target for each in lane if isinstance(each, Recv)}

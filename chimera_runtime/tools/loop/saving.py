@@ -25,7 +25,7 @@ from chimera_runtime.pipeline import Pipeline
 from chimera_runtime.program.job import Job
 from chimera_runtime.program.numbering import Micros
 from chimera_runtime.program.operations import MAKES, MOVES, OPERATIONS, PAIRED
-from chimera_runtime.program.rank_facts import VALUES, Group, group_key
+from chimera_runtime.program.rank_facts import VALUES, Group, Rooms, group_key
 from chimera_runtime.ranks.world import World
 from chimera_runtime.stage.stage import Stage
 from chimera_runtime.stage.weight_versions import WeightGroup, Weights
@@ -231,7 +231,7 @@ class RehearsedStage(Stage):
             setattr(self, method, partial(self._launch, letter))
             setattr(self, f"wait_{method}", partial(self._wait, letter))
 
-    def reserve(self, rooms: Mapping[str, Sequence[int]], device: torch.device) -> None:
+    def reserve(self, rooms: Mapping[str, Rooms], device: torch.device) -> None:
         """Allocates the receive buffers, and tensors that are sent instead of results."""
         super().reserve(rooms, device)
         for letter, value in VALUES.items():

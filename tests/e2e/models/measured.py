@@ -101,7 +101,10 @@ class Figures:
             "alive": self.alive.peak,
             "mapped": mapped_alone(),
             "halves": self.halves,
-            "buffers": {stage.number: [len(stage.inputs.rooms), len(stage.gradients.rooms)] for stage in STAGES},
+            "buffers": {
+                stage.number: [sum(len(s.rooms) for s in slots) for slots in (stage.inputs, stage.gradients)]
+                for stage in STAGES
+            },
         }
         FILE.write_text(json.dumps(figures))
 

@@ -62,7 +62,7 @@ def facts(*stages: int, incoming: Any = (), outgoing: Any = (), kept: Any = (), 
     """Of a worker that holds stages; ``changed`` is what is not so of all of them."""
     sending = dict(zip(("y", "dx"), changed.pop("sending", (0, 0)), strict=True))
     plain: dict[str, Any] = {"copies": 1, "sending": sending, "recomputed": (), "initial": (0, 0)}
-    slots = {"y": changed.pop("inputs", ()), "dx": changed.pop("gradients", ())}
+    slots = {"y": (changed.pop("inputs", ()),), "dx": (changed.pop("gradients", ()),)}
     turns = changed.pop("turns", None)
     evaluation = changed.pop("evaluation", EvaluationFacts({}, (), ()))
     held = {s: StageFacts(slots, **plain | changed) for s in stages}

@@ -100,7 +100,7 @@ def evaluation_of(
     with worlds(alone, alone_job(micro_batches=micro_batches, evaluated=micro_batches)) as (world,):
         made, built = setting(world, options=f"--micro-batch-size {size}", **changed)
         made.script.evaluate = script  # type: ignore[method-assign]
-        yield Evaluation(made, assemble.assemble(made, built, made.model.steps), size, last), built
+        yield Evaluation(made, assemble.assemble(made, built, made.model.steps), size, {1: last}), built
 
 
 def evaluate(of_kind: Evaluation, items: int) -> None:
@@ -144,7 +144,7 @@ def test_no_message_is_about_what_is_not_there_and_a_short_one_is_short(
             link.wait(micros)
             stage.forward(micros, link.take(micros), lane.target(micros))
 
-    known = facts(0, 1, evaluation=EvaluationFacts({1: (2,)}, (Route(0, 1, 0),), ()))
+    known = facts(0, 1, evaluation=EvaluationFacts({1: ((2,),)}, (Route(0, 1, 0),), ()))
     monkeypatch.setattr(World, "peer", lambda *_: Peer())
     losses = LossTotal(loss)
     with evaluation_of(alone, losses, script, micro_batches=3, of=known) as (of_kind, _):

@@ -63,7 +63,7 @@ def test_a_message_is_sent_under_the_tag_of_its_micro_batch_and_its_stages() -> 
     link = outgoing(peer, 2, 1)
     link.isend(5, message)
     link.isend((7, 8), message)
-    assert peer.sent == [(message, tag_of(5, 2, "dx", STAGES)), (message, tag_of((7, 8), 2, "dx", STAGES))]
+    assert peer.sent == [(message, tag_of(5, 2, 1, "dx", STAGES)), (message, tag_of((7, 8), 2, 1, "dx", STAGES))]
 
 
 def test_a_send_is_waited_for_by_its_micro_batches_in_any_order_and_once() -> None:
@@ -73,7 +73,7 @@ def test_a_send_is_waited_for_by_its_micro_batches_in_any_order_and_once() -> No
         link.isend(micros, ())
     link.wait((2, 3))
     link.wait(0)
-    assert peer.waited == [tag_of((2, 3), 0, "y", STAGES), tag_of(0, 0, "y", STAGES)]
+    assert peer.waited == [tag_of((2, 3), 0, 1, "y", STAGES), tag_of(0, 0, 1, "y", STAGES)]
     with pytest.raises(KeyError):
         link.wait(0)
     with pytest.raises(KeyError):
@@ -87,7 +87,7 @@ def test_a_message_comes_into_the_slot_that_it_is_posted_for() -> None:
     link = incoming(peer, slots)
     link.irecv(4, into=1)
     link.irecv(6, into=0)
-    assert peer.posted == [(slots[1], tag_of(4, 1, "y", STAGES)), (slots[0], tag_of(6, 1, "y", STAGES))]
+    assert peer.posted == [(slots[1], tag_of(4, 1, 2, "y", STAGES)), (slots[0], tag_of(6, 1, 2, "y", STAGES))]
     assert link.take(4) is slots[1]
     assert link.take(6) is slots[0]
 
@@ -99,7 +99,7 @@ def test_a_group_comes_into_as_much_of_a_roomy_slot_as_it_fills() -> None:
     for micros, rows in (((0, 1, 2), 6), ((3, 4), 4), (5, 2), ((6,), 2)):
         link.irecv(micros, into=0)
         buffers, tag = peer.posted[-1]
-        assert tag == tag_of(micros, 1, "y", STAGES)
+        assert tag == tag_of(micros, 1, 2, "y", STAGES)
         assert [tuple(t.shape) for t in buffers] == [(rows, 3), (rows,)]
         assert [t.data_ptr() for t in buffers] == [t.data_ptr() for t in slots[0]]
         buffers[0].fill_(rows)
@@ -111,7 +111,7 @@ def test_a_message_may_be_waited_for_before_it_is_taken_and_is_taken_once() -> N
     link = incoming(peer, Slots((1,), slot))
     link.irecv(3, into=0)
     link.wait(3)
-    assert peer.waited == [tag_of(3, 1, "y", STAGES)]
+    assert peer.waited == [tag_of(3, 1, 2, "y", STAGES)]
     link.take(3)
     for again in (link.take, link.wait):
         with pytest.raises(KeyError):

@@ -15,6 +15,7 @@ from chimera_ir.codegen import facts
 from chimera_runtime.check.reference import seed_of
 from chimera_runtime.errors import Misuse
 from chimera_runtime.program.compiled_program import INTERFACE, CompiledProgram, load
+from chimera_runtime.program.job import Feed
 from chimera_runtime.program.numbering import Numbering
 from chimera_runtime.program.rank_facts import (
     VALUES,
@@ -25,8 +26,6 @@ from chimera_runtime.program.rank_facts import (
     Route,
     StageFacts,
     Turns,
-    fed,
-    feeding,
     spread,
 )
 from tests.unit.runtime.thread_ranks import job
@@ -110,7 +109,7 @@ def test_a_directory_without_a_program_is_one_message(tmp_path: Path, monkeypatc
         assert refused.value.__suppress_context__, "the traceback is about the directory, not about a file inside"
 
 
-STAGE = StageFacts({"y": (1, 2), "dx": (1,)}, 3, {"y": 2, "dx": 1}, ((0, 2), (4, 5)), (-1, 0))
+STAGE = StageFacts({"y": ((1, 2), (1,)), "dx": ((1,), (2,))}, 3, {"y": 2, "dx": 1}, ((0, 2), (4, 5)), (-1, 0))
 RANKS = (
     RankFacts(
         {0: STAGE},
@@ -120,7 +119,7 @@ RANKS = (
         Turns(-2, 3, 2, 1),
         ((0, 1), (2, 3)),
         (),
-        EvaluationFacts({1: (1, 2)}, (Route(0, 1, 1),), (Route(0, 1, 3),)),
+        EvaluationFacts({1: ((1, 2), (1,))}, (Route(0, 1, 1),), (Route(0, 1, 3),)),
         on_host=((HostedMicros(0, 3),),),
     ),
     RankFacts({}, (), (), (), None, (), ((0, 2),), EvaluationFacts({}, (), ())),
@@ -212,6 +211,32 @@ def test_stages_are_a_chain() -> None:
 
 @pytest.mark.parametrize("stages", [1, 2, 5])
 def test_a_stage_feeds_exactly_those_that_it_feeds_into(stages: int) -> None:
-    edges = {(source, target) for source in range(stages) for target in fed(stages)[source]}
-    assert edges == {(source, target) for target in range(stages) for source in feeding(stages)[target]}
+    chain = job(stages=stages, placement=((0,) * stages,))
+    edges = {(source, target) for source in range(stages) for target in chain.fed[source]}
+    assert edges == {(source, target) for target in range(stages) for source in chain.feeding[target]}
     assert len(edges) == stages - 1
+
+
+def test_edges_of_a_graph_come_in_the_order_of_arguments() -> None:
+    feeds = (Feed(2, 3), Feed(1, 3), Feed(0, 3, "pixels"), Feed(0, 1))
+    named = (("image", 0, 2), ("sound", 2, 3), ("text", 3, 4))
+    graph = job(stages=4, placement=((0, 0, 0, 0),), feeds=feeds, named=named)
+    assert graph.fed == ((1, 3), (3,), (3,), ())
+    assert graph.feeding == ((), (0,), (), (2, 1, 0))
+    assert (graph.sources, graph.sinks) == ((0, 2), (3,))
+    assert (graph.makers("y", 3), graph.makers("dx", 0)) == ((2, 1, 0), (1, 3))
+    assert [*map(graph.stage_name, range(4))] == ["image[0]", "image[1]", "sound[0]", "text[0]"]
+
+
+def test_each_source_gets_its_entry_of_a_dict_with_the_names_of_all() -> None:
+    graph = job(
+        stages=3,
+        placement=((0, 0, 0),),
+        feeds=(Feed(0, 2), Feed(1, 2)),
+        named=(("image", 0, 1), ("sound", 1, 2), ("text", 2, 3)),
+    )
+    whole = {"image": 1, "sound": 2}
+    assert [graph.of_end(whole, stage, graph.sources) for stage in graph.sources] == [1, 2]
+    for other in (7, {"image": 1}, {"image": 1, "sound": 2, "text": 3}):
+        assert graph.of_end(other, 1, graph.sources) == other
+    assert graph.of_end({"text": 3}, 2, graph.sinks) == {"text": 3}, "there is one sink"

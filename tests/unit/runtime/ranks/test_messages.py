@@ -60,8 +60,8 @@ def impatient(alone: World) -> Iterator[Peer]:
 @given(micro=MICROS, stages=STAGES, data=st.data())
 def test_the_words_for_a_tag_are_the_message_it_stands_for(micro: int, stages: int, data: st.DataObject) -> None:
     source = data.draw(st.integers(0, stages - 1))
-    target = data.draw(st.sampled_from([s for s in (source - 1, source + 1) if 0 <= s < stages]))
-    tag = tag_of(micro, source, "y" if source < target else "dx", stages)
+    target = data.draw(st.sampled_from([s for s in range(stages) if s != source]))
+    tag = tag_of(micro, source, target, "y" if source < target else "dx", stages)
     operation = Names(0, 0, stages, 1.0).operation("recv", tag)
     assert operation == f"recv m{micro} s{source}->s{target}"
     operation = Names(0, 0, stages, 1.0, slices=3).operation("recv", tag)
@@ -70,14 +70,17 @@ def test_the_words_for_a_tag_are_the_message_it_stands_for(micro: int, stages: i
 
 @given(stages=STAGES, messages=st.lists(st.tuples(MICROS, st.integers(0, 999), st.booleans()), max_size=20))
 def test_no_two_messages_share_a_tag(stages: int, messages: list[tuple[int, int, bool]]) -> None:
-    """Tags differ in micro-batches, or in the value that crosses the same two stages."""
-    distinct = {(micro, source % (stages - 1) + back, "dx" if back else "y") for micro, source, back in messages}
+    """Tags differ in micro-batches, in a stage, or in the value that crosses the same two stages."""
+    distinct = set[tuple[int, int, int, str]]()
+    for micro, number, back in messages:
+        source, target = divmod(number % stages**2, stages)
+        distinct.add((micro, source, target, "dx" if back else "y"))
     assert len({tag_of(*message, stages) for message in distinct}) == len(distinct)
 
 
 @given(st.lists(MICROS, min_size=1, max_size=5))
 def test_of_several_micro_batches_the_first_names_the_message(micros: list[int]) -> None:
-    assert tag_of(tuple(micros), 1, "y", 4) == tag_of(micros[0], 1, "y", 4)
+    assert tag_of(tuple(micros), 1, 2, "y", 4) == tag_of(micros[0], 1, 2, "y", 4)
 
 
 # What arrives.
@@ -93,7 +96,7 @@ def test_tensors_arrive_as_they_were_sent_all_of_a_message(pair: tuple[Peer, Pee
     there, back = pair
     message = (torch.arange(6.0).reshape(2, 3), torch.tensor([1, -1]), torch.tensor([1 + 2j, 3j]), torch.tensor(True))
     buffers = tuple(torch.zeros_like(tensor) for tensor in message)
-    tag = tag_of(micro, 0, "y", 4)
+    tag = tag_of(micro, 0, 1, "y", 4)
     received = back.irecv(buffers, tag)
     over(received, there.isend(message, tag))
     assert received.tensors is buffers
@@ -120,7 +123,7 @@ def test_a_transport_is_given_complex_numbers_as_pairs_of_real_ones(pair: tuple[
 
 def test_messages_find_their_buffers_in_whatever_order_they_are_posted(pair: tuple[Peer, Peer]) -> None:
     there, back = pair
-    tags = [tag_of(micro, 0, "y", 4) for micro in range(3)]
+    tags = [tag_of(micro, 0, 1, "y", 4) for micro in range(3)]
     sends = [there.isend((torch.tensor([float(tag)]),), tag) for tag in tags]
     receives = {tag: back.irecv((torch.zeros(1),), tag) for tag in reversed(tags)}
     over(*receives.values(), *sends)
@@ -137,7 +140,7 @@ def test_a_message_without_tensors_is_over_at_once(pair: tuple[Peer, Peer]) -> N
 
 
 def test_a_wait_that_takes_too_long_names_rank_operation_and_peer(impatient: Peer) -> None:
-    transfer = impatient.irecv((torch.zeros(1),), tag_of(7, 2, "dx", 4))
+    transfer = impatient.irecv((torch.zeros(1),), tag_of(7, 2, 1, "dx", 4))
     with pytest.raises(PeerLost) as lost:
         transfer.wait()
     assert str(lost.value) == (
@@ -152,7 +155,7 @@ def test_after_a_loss_nothing_more_can_be_posted_and_that_says_so_too(impatient:
         impatient.irecv((torch.zeros(1),), 0).wait()
     for post, verb in ((impatient.isend, "send"), (impatient.irecv, "recv")):
         with pytest.raises(PeerLost, match=rf"wait {verb} m2 s0->s1: rank 1: "):
-            post((torch.zeros(1),), tag_of(2, 0, "y", 4)).wait()
+            post((torch.zeros(1),), tag_of(2, 0, 1, "y", 4)).wait()
 
 
 @pytest.mark.parametrize(
@@ -403,12 +406,12 @@ def test_a_gpu_that_is_stuck_is_not_the_fault_of_a_peer(members: Sequence[Any]) 
         Peer(1, 1, *members[:1] * 2, names, BlockingWait(s), partial(StagedGroup, staging)) for s in (0.1, 20.0)
     )
     begin = "rank 0 (worker 0): wait send m0 s0->s1: rank 1: "
-    message = (torch.zeros(1),)
+    message, tag = (torch.zeros(1),), tag_of(0, 0, 1, "y", 2)
     assert (
-        lost(impatient.isend(message, 0))
+        lost(impatient.isend(message, tag))
         == f"{begin}the device of this rank has not computed it within 0.1 s (timeout)"
     )
-    transfer = patient.isend(message, 0)
+    transfer = patient.isend(message, tag)
     gpu.is_let_go.set()
     assert lost(transfer) == f"{begin}CUDA error: an illegal memory access"
 
@@ -418,7 +421,7 @@ def test_a_peer_that_does_not_answer_is_named_as_without_a_gpu(members: Sequence
         1, 1, members[0], members[0], Names(0, 0, 2, 0.1), BlockingWait(0.1), partial(StagedGroup, Staging(ModelGpu()))
     )
     begin = "rank 0 (worker 0): wait recv m0 s1->s0: rank 1: no answer within 0.1 s (timeout)"
-    assert lost(peer.irecv((torch.zeros(1),), 3)).startswith(begin)
+    assert lost(peer.irecv((torch.zeros(1),), tag_of(0, 1, 0, "dx", 2))).startswith(begin)
 
 
 # Moves to the host and back: values are right however late or early a GPU does its work, and due to the events.

@@ -89,7 +89,7 @@ def peer(alone: World, monitor: Monitor) -> Iterator[Peer]:
 
 @pytest.mark.parametrize("verb", ["send", "recv"])
 def test_a_message_that_does_not_come_ends_the_rank_which_goes_on_meanwhile(peer: Peer, ends: Ends, verb: str) -> None:
-    transfer = (peer.isend if verb == "send" else peer.irecv)((torch.zeros(1),), tag_of(7, 2, "dx", 4))
+    transfer = (peer.isend if verb == "send" else peer.irecv)((torch.zeros(1),), tag_of(7, 2, 1, "dx", 4))
     start = time.monotonic()
     transfer.wait()
     assert ends.has_come()
@@ -110,7 +110,7 @@ def test_a_post_on_a_communicator_that_a_time_out_has_aborted_raises_the_error_o
     def refuse(*_: object) -> None:
         raise RuntimeError("NCCL communicator was aborted on rank 0.")
 
-    peer.irecv((torch.zeros(1),), tag_of(7, 2, "dx", 4)).wait()
+    peer.irecv((torch.zeros(1),), tag_of(7, 2, 1, "dx", 4)).wait()
     assert ends.has_come()
     monkeypatch.setattr(peer._outgoing, "send", refuse)
     with pytest.raises(PeerLost, match=r"wait recv m7 s2->s1: rank 1: no answer within 0\.3 s"):
@@ -137,7 +137,7 @@ def test_a_message_that_comes_in_time_is_forgotten(peer: Peer, ends: Ends) -> No
 
 
 def test_of_several_the_first_that_is_not_over_is_told(peer: Peer, ends: Ends) -> None:
-    transfers = [peer.irecv((torch.zeros(1),), tag_of(micro, 2, "dx", 4)) for micro in range(3)]
+    transfers = [peer.irecv((torch.zeros(1),), tag_of(micro, 2, 1, "dx", 4)) for micro in range(3)]
     peer._incoming.posted[0].over.set()
     for transfer in transfers:
         transfer.wait()

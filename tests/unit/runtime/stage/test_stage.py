@@ -263,11 +263,11 @@ def test_a_gradient_that_lies_in_a_receive_buffer_is_copied_before_the_next_mess
             return x.view_as(x)
 
     one = stage(Same())
-    one.reserve({"y": [1], "dx": [1]}, CPU)
-    (received,) = one.gradients[0]
+    one.reserve({"y": ((1,),), "dx": ((1,),)}, CPU)
+    (received,) = one.gradients[0][0]
     one.forward(0, rows(data(1), 0))
     received.fill_(7.0)
-    one.backward(0, one.gradients[0])
+    one.backward(0, one.gradients[0][0])
     (gradient,) = one.input_gradients(0)
     received.fill_(-1.0)
     assert torch.equal(gradient, torch.full((ROWS, WIDTH), 7.0))
@@ -275,9 +275,9 @@ def test_a_gradient_that_lies_in_a_receive_buffer_is_copied_before_the_next_mess
 
 def test_receive_buffers_have_the_room_that_the_program_says() -> None:
     one = stage(linear(), 1, ONE, SendOutput(1, ONE))
-    one.reserve({"y": [1, 2], "dx": [3]}, CPU)
-    assert [[tuple(t.shape) for t in slot] for slot in one.inputs] == [[(ROWS, WIDTH)], [(2 * ROWS, WIDTH)]]
-    assert [[tuple(t.shape) for t in slot] for slot in one.gradients] == [[(3 * ROWS, WIDTH)]]
+    one.reserve({"y": ((1, 2),), "dx": ((3,),)}, CPU)
+    assert [[tuple(t.shape) for t in slot] for slot in one.inputs[0]] == [[(ROWS, WIDTH)], [(2 * ROWS, WIDTH)]]
+    assert [[tuple(t.shape) for t in slot] for slot in one.gradients[0]] == [[(3 * ROWS, WIDTH)]]
     first = stage(linear(), 0, None, loss_output())
     first.reserve({}, CPU)
     assert [*first.inputs] == [*first.gradients] == []

@@ -70,8 +70,8 @@ def test_slots_recomputation_and_numbers_are_those_of_the_facts(alone: World) ->
     with worlds(alone, alone_job(stages=3, micro_batches=5)) as (world,):
         known = facts(*range(3), inputs=(1, 2), gradients=(3,), recomputed=((0, 2), (4, 5)))
         stages, _ = assembled(world, known)
-        assert [len(slot[0]) for slot in stages[1].inputs] == [1, 2]
-        assert [len(slot[0]) for slot in stages[1].gradients] == [3]
+        assert [len(slot[0]) for slot in stages[1].inputs[0]] == [1, 2]
+        assert [len(slot[0]) for slot in stages[1].gradients[0]] == [3]
         assert [*stages[0].inputs] == [*stages[2].gradients] == []
         assert stages[1]._recomputed == {0, 1, 4}
         assert {(s._numbering.passes, s._numbering.cycle) for s in stages.values()} == {(5, 5)}
@@ -247,14 +247,14 @@ def test_links_receive_into_the_slots_of_their_stage(alone: World) -> None:
         lane.outgoing(1, 2, worker=7).isend(4, ())
         lane.outgoing(1, 0, worker=7).isend(5, ())
         (_, roomy, _), (_, gradients, _), *_ = peer.posted
-        assert roomy[0].data_ptr() == stages[1].inputs[1][0].data_ptr()
-        assert len(roomy[0]) == len(stages[1].inputs[1][0]) // 2
-        assert gradients is stages[1].gradients[0]
+        assert roomy[0].data_ptr() == stages[1].inputs[0][1][0].data_ptr()
+        assert len(roomy[0]) == len(stages[1].inputs[0][1][0]) // 2
+        assert gradients is stages[1].gradients[0][0]
         assert [(verb, tag) for verb, _, tag in peer.posted] == [
-            ("recv", tag_of(4, 0, "y", 3)),
-            ("recv", tag_of((5, 6), 2, "dx", 3)),
-            ("send", tag_of(4, 1, "y", 3)),
-            ("send", tag_of(5, 1, "dx", 3)),
+            ("recv", tag_of(4, 0, 1, "y", 3)),
+            ("recv", tag_of((5, 6), 2, 1, "dx", 3)),
+            ("send", tag_of(4, 1, 2, "y", 3)),
+            ("send", tag_of(5, 1, 0, "dx", 3)),
         ]
 
 

@@ -90,7 +90,7 @@ def found_by_all(alone: World, used: Any, of_job: Any, measures: bool = False) -
 
 def test_a_boundary_is_what_a_stage_returns_for_a_micro_batch(alone: World) -> None:
     boundaries = found(alone, then(lambda y: (y, y.detach() + 1, y.argmax(1), y * 3)), FIRST, linear).boundaries
-    first, second = boundaries
+    first, second = boundaries.values()
     assert (first.form, second.form) == (tuple_of(4), ONE_TENSOR)
     assert first.shapes == ((3, WIDTH), (3, WIDTH), (3,), (3, WIDTH))
     assert first.dtypes == (torch.float64, torch.float64, torch.int64, torch.float64)
@@ -119,7 +119,7 @@ def test_a_boundary_is_what_a_stage_returns_for_a_micro_batch(alone: World) -> N
 def test_gradients_come_back_where_they_go_on(
     alone: World, modules: Any, recorded: tuple[int, ...], differentiable: tuple[int, ...]
 ) -> None:
-    boundaries = found(alone, *modules).boundaries
+    boundaries = found(alone, *modules).boundaries.values()
     assert [b.recorded for b in boundaries] == [(bool(number),) for number in recorded]
     assert [b.differentiable for b in boundaries] == [(bool(number),) for number in differentiable]
 
@@ -152,7 +152,7 @@ def test_a_dtype_that_the_backend_cannot_send_is_refused_before_anything_is_sent
 
 
 def test_what_stays_on_a_worker_may_have_any_dtype(alone: World) -> None:
-    (boundary,) = found(replace(alone, backend="nccl"), then(short), FIRST).boundaries
+    (boundary,) = found(replace(alone, backend="nccl"), then(short), FIRST).boundaries.values()
     assert boundary.dtypes == (torch.float64, torch.int16)
 
 
@@ -191,7 +191,7 @@ def test_structures_and_keyword_arguments_are_found_on_all_ranks(alone: World) -
     used = model(lambda stage, _stages: modules[stage]().double(), items=masked)
     first, second = found_by_all(alone, used, job(workers=2, stages=3, placement=((0, 1, 0),)))
     assert first == second
-    assert [boundary.form for boundary in first.boundaries] == [
+    assert [boundary.form for boundary in first.boundaries.values()] == [
         ONE_TENSOR,
         form_of({"x": ..., "nothing": None, "heads": 2}),
     ]
@@ -236,7 +236,7 @@ def test_a_loss_with_a_count_says_what_an_update_may_count(
     with worlds(alone, alone_job()) as (world,):
         findings = setting(world, of_model=used, options="--micro-batch-size 3")[0].probed
     assert findings.expected_count == expected
-    assert [boundary.counted for boundary in findings.boundaries] == [expected is not None]
+    assert [boundary.counted for boundary in findings.boundaries.values()] == [expected is not None]
 
 
 # Traits.

@@ -73,12 +73,13 @@ def _made(alone: World) -> Any:
 
 
 def shapes(stages: dict[int, Stage]) -> list[Any]:
-    return [[tuple(t.shape) for slot in slots for t in slot] for slots in (stages[1].inputs, stages[0].gradients)]
+    return [[tuple(t.shape) for slot in slots for t in slot] for (slots,) in (stages[1].inputs, stages[0].gradients)]
 
 
 def test_buffers_follow_the_shapes_and_each_shape_is_found_out_once(made: Any) -> None:
     lengths, feed, stages = made
-    slots, memory = stages[1].inputs, stages[1].inputs[1][0].data_ptr()
+    (slots,) = stages[1].inputs
+    memory = slots[1][0].data_ptr()
     FORWARDS.clear()
     before = [buffer.clone() for buffer in stages[0].module.buffers()]
     for length, found in ((LONGEST, 0), (3, 1), (3, 1), (LONGEST, 1), (2, 2), (3, 2)):
@@ -89,7 +90,7 @@ def test_buffers_follow_the_shapes_and_each_shape_is_found_out_once(made: Any) -
         assert shapes(stages) == [[(B, length), (2 * B, length)], [(B, length)]]
         assert len(FORWARDS) == found
         assert torch.equal(state, torch.get_rng_state())
-    assert stages[1].inputs is slots, "links hold the list"
+    assert stages[1].inputs[0] is slots, "links hold the list"
     assert slots[1][0].data_ptr() == memory
     assert all(map(torch.equal, before, stages[0].module.buffers()))
 

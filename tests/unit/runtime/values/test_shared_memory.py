@@ -158,10 +158,10 @@ class Hooked(nn.Linear):
 
 def test_a_received_gradient_that_a_stage_keeps_stays_as_it_was() -> None:
     one = stage(Hooked())
-    one.reserve({"y": [1], "dx": [1]}, torch.device("cpu"))
+    one.reserve({"y": ((1,),), "dx": ((1,),)}, torch.device("cpu"))
     for micro, gradient in enumerate(data(2)):
         one.forward(micro, rows(data(1), micro))
-        buffers = one.gradients.vacant(0)
+        buffers = one.gradients[0].vacant(0)
         buffers[0].copy_(gradient)
         one.backward(micro, buffers)
     kept: Any = one.module.kept

@@ -408,7 +408,7 @@ def test_gradients_losses_and_messages_are_those_of_one_process(alone: World, tm
     of_model = under(model(lambda *_: Block(), judged))
     x, y = (tensor.float() for tensor in mini_batch(0))
     with Pipeline(tmp_path / "out", of_model.build_stage, of_model.loss, (x[:B], y[:B])) as pipe:
-        (boundary,) = pipe._context.probed.boundaries
+        (boundary,) = pipe._context.probed.boundaries.values()
         assert boundary.dtypes == (torch.bfloat16,)
         stages: list[Any] = [copy.deepcopy(module) for module in pipe.stages.values()]
         outcome = pipe.step((x, y))

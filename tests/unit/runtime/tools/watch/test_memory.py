@@ -123,7 +123,7 @@ def test_messages_of_a_third_value_count_by_the_buffers_that_receive_them(
     monkeypatch.setattr(Boundary, "norm_buffers", lambda *_: numbers, raising=False)
     known = facts(1)
     (of_stage,) = known.stages.values()
-    with_norms = replace(of_stage, slots=of_stage.slots | {"n": (1, 1)}, sending=of_stage.sending | {"n": 4})
+    with_norms = replace(of_stage, slots=of_stage.slots | {"n": ((1, 1),)}, sending=of_stage.sending | {"n": 4})
     with worlds(alone, alone_job(stages=3)) as (world,):
         text = said(world, replace(known, stages={1: with_norms}))
     assert need(text)["messages"] == byte_text((2 + 4) * BYTES)
