@@ -125,7 +125,7 @@ def test_lanes_receive_from_every_stage_that_feeds_them_and_scripts_hand_all_of_
     ]
     scribe = Scribe(HEADER, Worker(2), links(program.parts[2]), Notation())
     assert scribe.statement(operation(FORWARD, LAST)) == (
-        "stage2.forward(0, in_s0_s2.take(0), in_s1_s2.take(0), lane.target(0))"
+        "stage2.forward(0, (*in_s0_s2.take(0), *in_s1_s2.take(0)), lane.target(0))"
     )
 
 

@@ -556,7 +556,7 @@ UNSAYABLE = _by_token(
         ),
         "feed edge edges link links connect graph send sends recv receive receives to from": (
             "the data between stages",
-            "a stage takes what the stage before it returned; `feeds image[1] -> text[0]`, above the pipes, is one more",
+            "a stage takes what the stage before it returned; `feeds image[1] -> text[0]` above the pipes is one more",
         ),
         "after before wait waits needs depends": (
             "what an operation waits for",

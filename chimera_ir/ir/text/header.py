@@ -385,7 +385,7 @@ class _HeaderReader:
         for token in self._lines["TIED"]:
             tie = self._read_tie(token)
             if tie in ties:
-                raise Rejected([say.HeaderTwice(span(token), f"the tie of stages {listed(tie)}")])
+                raise Rejected([say.HeaderTwice(span(token), f"`{token}`")])
             ties[tie] = None
         return tuple(sorted(ties))
 
