@@ -475,7 +475,7 @@ class Compilation:
         if request.forecast or request.search or request.offload or request.opposes or not self._is_scheme:
             return None
         header = self._outlined.header
-        if header.micro_batches * header.stages < LARGE or header.frozen or header.named:
+        if header.micro_batches * header.stages < LARGE or header.frozen:
             return None
         from chimera_ir.repeated import repeated
 
