@@ -34,7 +34,7 @@ def edges_of(groups: Groups, feeds: Sequence[Edge]) -> list[Edge]:
 
 
 Operation = tuple[str, int, int]
-"""Kind, micro-batch and stage."""
+"""Kind, number of a micro-batch or of a block of them, and stage."""
 
 
 def operations(
@@ -60,7 +60,7 @@ def operations(
 
 def clocks(waits: Mapping[Operation, Sequence[Operation]], on: Sequence[Sequence[int]]) -> dict[Operation, int]:
     """A clock for each operation: a worker runs one that is ready at a time, backwards first, in the order of
-    micro-batches. ``on[m % len(on)]`` has the worker of each stage for micro-batch m.
+    micro-batches. ``on[m % len(on)]`` has the worker of each stage for micro-batch or block m.
     """
     clock_of: dict[Operation, int] = {}
     clock = 0
@@ -86,14 +86,15 @@ def plan(
     split: Sequence[int] = (),
     frozen: Sequence[int] = (),
     recompute: Sequence[int] = (),
+    together: int = 1,
     name: str = "graph",
 ) -> str:
     """The text of a plan. ``on`` has for each pipe the worker of each stage, by default one pipe with a worker for each
-    stage; micro-batches take the pipes in turn.
+    stage. An operation has so many micro-batches ``together``; such blocks take the pipes in turn.
     """
-    stages = sum(groups.values())
+    stages, blocks = sum(groups.values()), micro_batches // together
     on = [range(stages)] if on is None else on
-    waits = operations(stages, edges_of(groups, feeds), micro_batches, split=split, frozen=frozen)
+    waits = operations(stages, edges_of(groups, feeds), blocks, split=split, frozen=frozen)
 
     def lines() -> Iterator[str]:
         yield f"plan {name}"
@@ -108,12 +109,14 @@ def plan(
         for source, target, keyword in feeds:
             yield f"feeds s{source}->s{target}" + (f" as {keyword}" if keyword else "")
         for number, workers in enumerate(on):
-            micros = " ".join(f"{micro}..{micro + 1}" for micro in range(number, micro_batches, len(on)))
+            starts = [together * block for block in range(number, blocks, len(on))]
+            micros = " ".join(f"{start}..{start + together}" for start in starts)
             again = f" recompute {' '.join(f'{stage}..{stage + 1}' for stage in recompute)}" if recompute else ""
             yield f"pipe p{number} on {' '.join(map(str, workers))} micros {micros}{again}"
         yield ""
         of_clocks = clocks(waits, on)
-        for (letter, micro, stage), clock in sorted(of_clocks.items(), key=lambda each: (each[1], each[0])):
-            yield f"{letter} m{micro} s{stage} @ {clock} on w{on[micro % len(on)][stage]}"
+        for (letter, block, stage), clock in sorted(of_clocks.items(), key=lambda each: (each[1], each[0])):
+            micros = ",".join(f"m{micro}" for micro in range(together * block, together * (block + 1)))
+            yield f"{letter} {micros} s{stage} @ {clock} on w{on[block % len(on)][stage]}"
 
     return "\n".join(lines()) + "\n"
