@@ -38,9 +38,15 @@ Operation = tuple[str, int, int]
 
 
 def operations(
-    stages: int, edges: Sequence[Edge], micro_batches: int, *, split: Sequence[int] = (), frozen: Sequence[int] = ()
+    stages: int,
+    edges: Sequence[Edge],
+    micro_batches: int,
+    *,
+    split: Sequence[int] = (),
+    frozen: Sequence[int] = (),
+    slices: int = 1,
 ) -> dict[Operation, list[Operation]]:
-    """The operations, each with those that it waits for."""
+    """The operations, each with those that it waits for; micro-batches are counted in ``slices``."""
     backing = set[int]()
     for stage in range(stages):
         if stage not in frozen or any(edge.target == stage and edge.source in backing for edge in edges):
@@ -49,10 +55,13 @@ def operations(
     waits: dict[Operation, list[Operation]] = {}
     for micro in range(micro_batches):
         for stage in range(stages):
-            waits["F", micro, stage] = [("F", micro, edge.source) for edge in edges if edge.target == stage]
+            before = [("F", micro - 1, stage)] if micro % slices else []
+            waits["F", micro, stage] = [*before, *(("F", micro, edge.source) for edge in edges if edge.target == stage)]
         for stage, letter in letters.items():
             fed = [edge.target for edge in edges if edge.source == stage]
-            waits[letter, micro, stage] = [("F", micro, stage), *((letters[other], micro, other) for other in fed)]
+            after = [(letter, micro + 1, stage)] if (micro + 1) % slices else []
+            follow = [*after, *((letters[other], micro, other) for other in fed)]
+            waits[letter, micro, stage] = [("F", micro, stage), *follow]
             if stage in split and stage not in frozen:
                 waits["W", micro, stage] = [(letter, micro, stage)]
     return waits
@@ -87,20 +96,23 @@ def plan(
     frozen: Sequence[int] = (),
     recompute: Sequence[int] = (),
     together: int = 1,
+    slices: int = 1,
+    tied: Sequence[int] = (),
     name: str = "graph",
 ) -> str:
     """The text of a plan. ``on`` has for each pipe the worker of each stage, by default one pipe with a worker for each
-    stage. An operation has so many micro-batches ``together``; such blocks take the pipes in turn.
+    stage. An operation has so many micro-batches ``together``; such blocks take the pipes in turn. In one pipe a
+    micro-batch may be cut into ``slices``.
     """
-    stages, blocks = sum(groups.values()), micro_batches // together
+    stages, blocks = sum(groups.values()), micro_batches * slices // together
     on = [range(stages)] if on is None else on
-    waits = operations(stages, edges_of(groups, feeds), blocks, split=split, frozen=frozen)
+    waits = operations(stages, edges_of(groups, feeds), blocks, split=split, frozen=frozen, slices=slices)
 
     def lines() -> Iterator[str]:
         yield f"plan {name}"
         yield f"workers {1 + max(map(max, on))}"
         yield f"stages {stages}"
-        yield f"micro_batches {micro_batches}"
+        yield f"micro_batches {micro_batches * slices}" + (f" slices {slices}" if slices > 1 else "")
         if split:
             yield "kinds F I W" if len({*split, *frozen}) == stages else "kinds F B I W"
         if frozen:
@@ -108,15 +120,20 @@ def plan(
         yield named(groups)
         for source, target, keyword in feeds:
             yield f"feeds s{source}->s{target}" + (f" as {keyword}" if keyword else "")
+        if tied:
+            yield f"tied {' '.join(f's{stage}' for stage in tied)}"
         for number, workers in enumerate(on):
-            starts = [together * block for block in range(number, blocks, len(on))]
-            micros = " ".join(f"{start}..{start + together}" for start in starts)
+            size = together * slices
+            starts = range(number * size, micro_batches * slices, len(on) * size)
+            micros = " ".join(f"{start}..{start + size}" for start in starts)
             again = f" recompute {' '.join(f'{stage}..{stage + 1}' for stage in recompute)}" if recompute else ""
             yield f"pipe p{number} on {' '.join(map(str, workers))} micros {micros}{again}"
         yield ""
         of_clocks = clocks(waits, on)
         for (letter, block, stage), clock in sorted(of_clocks.items(), key=lambda each: (each[1], each[0])):
             micros = ",".join(f"m{micro}" for micro in range(together * block, together * (block + 1)))
+            if slices > 1:
+                micros = f"m{block // slices} q{block % slices}"
             yield f"{letter} {micros} s{stage} @ {clock} on w{on[block % len(on)][stage]}"
 
     return "\n".join(lines()) + "\n"

@@ -57,27 +57,42 @@ VARIANTS: dict[str, tuple[Graph, dict[str, Any]]] = {
     "both ways": (TWO_ENCODERS._replace(on=BOTH_WAYS), {}),
     "both ways with a decoder": (DECODER._replace(on=BOTH_WAYS), {"together": 2}),
     "both ways with heads": (HEADS._replace(on=BOTH_WAYS), {"recompute": [1, 3]}),
+    "slices": (TWO_ENCODERS, {"slices": 3}),
+    "slices of a decoder": (DECODER, {"slices": 3, "split": [0, 1, 2, 3]}),
+    "slices of heads": (HEADS, {"slices": 3, "recompute": [1]}),
+    "ties": (TWO_ENCODERS, {"tied": [0, 3]}),
+    "ties of a decoder": (DECODER, {"tied": [1, 2]}),
     "two copies": (TWO_ENCODERS._replace(on=ON_TWO), {}),
     "two copies with heads": (HEADS._replace(on=ON_TWO), {"split": [1, 3]}),
 }
 """Graphs with what a plan may ask for beside."""
 
+MOVED = {"moves": (DECODER, "36"), "moves of a net": (NET, "24")}
+"""Graphs whose activations move to the host, and the width of their values."""
+
 LONG = {"two encoders", "encoder and decoder"}
 """Those with so many micro-batches that scripts have loops."""
 
 
-def written(folder: Path, name: str, graph: Graph, micro_batches: int, **asked: Any) -> Path:
+def written(
+    folder: Path, name: str, graph: Graph, micro_batches: int, options: tuple[str, ...] = (), **asked: Any
+) -> Path:
     path = folder / f"{name.replace(' ', '_').replace('-', '_')}.sir"
     path.write_text(plan(graph.groups, graph.feeds, micro_batches, graph.on, name=path.stem, **asked))
-    return compiled(folder, str(path))
+    return compiled(folder, str(path), asked=options)
 
 
 def jobs(folder: Path) -> Iterator[Job]:
     for name, (graph, asked) in VARIANTS.items():
         directory = written(folder, name, graph, 24 if name in LONG else 8, **asked)
-        plain = {"PLAIN": "1"} if "together" in asked else {}
-        environment = graph.environment(asked.get("frozen", ()), **plain)
+        further = {"PLAIN": "1"} if "together" in asked else {}
+        further |= {"SEQUENCE": "6", "PLAIN": "1"} if "slices" in asked else {}
+        further |= {"TIED": " ".join(map(str, asked["tied"]))} if "tied" in asked else {}
+        environment = graph.environment(asked.get("frozen", ()), **further)
         yield Job(name, directory, CHECK, "graphs.py", environment)
+    for name, (graph, width) in MOVED.items():
+        path = written(folder, name, graph, 8, ("--offload", "auto"))
+        yield Job(name, path, CHECK, "graphs.py", graph.environment(WIDTH=width))
     for name, graph in GRAPHS.items():
         directory, losses = written(folder, f"trained {name}", graph, 4), {"LOSSES": "1"} if graph.sinks else {}
         yield Job(f"trained {name}", directory, TRAINED, "graphs.py", graph.environment(**losses))
@@ -91,7 +106,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
     return run_all(folder, 4, [*jobs(folder)])
 
 
-@pytest.mark.parametrize("name", [*VARIANTS, *(f"trained {name}" for name in GRAPHS)])
+@pytest.mark.parametrize("name", [*VARIANTS, *MOVED, *(f"trained {name}" for name in GRAPHS)])
 def test_a_graph_of_stages_trains_as_one_process_does(ran: dict[str, Outcome], name: str) -> None:
     ran[name].assert_passed()
     assert "check: passed" in ran[name].said[0]

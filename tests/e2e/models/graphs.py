@@ -2,6 +2,7 @@
 
 SOURCES and SINKS name the groups that get an input and a target, if several do; LOSSES says that each sink has a loss
 of its own. FROZEN lists stages that are not trained, LAST those that feed no other. PLAIN stages hand on one tensor.
+Items are of WIDTH numbers, or with SEQUENCE of a sequence of these, in which stages look back. TIED stages share weights.
 """
 
 import os
@@ -9,10 +10,11 @@ import os
 import torch
 from torch import nn
 
-WIDTH, ITEMS = 4, 96
+ITEMS = 96
 SOURCES, SINKS = os.environ.get("SOURCES", "").split(), os.environ.get("SINKS", "").split()
 FROZEN, LAST = os.environ.get("FROZEN", "").split(), os.environ["LAST"].split()
-PLAIN = "PLAIN" in os.environ
+PLAIN, SEQUENCE = "PLAIN" in os.environ, [*map(int, os.environ.get("SEQUENCE", "").split())]
+WIDTH = int(os.environ.get("WIDTH", "4"))
 
 
 class Part(nn.Module):
@@ -24,24 +26,44 @@ class Part(nn.Module):
         self.register_buffer("seen", torch.zeros(()))
 
     def forward(self, *values, pixels=None, waves=None):
+        return self.output(self.joined(*values, pixels, waves))
+
+    def joined(self, *values):
         total = 0.0
-        for place, value in enumerate((*values, pixels, waves), start=1):
+        for place, value in enumerate(values, start=1):
             if isinstance(value, dict):
-                total = total + place * value["main"] * value["rows"].sign().unsqueeze(1)
+                total = total + place * value["main"] * value["rows"].sign()
                 if self.stage % 2:  # others get this tensor, and use it not
                     total = total + value["spare"].sin()
             elif value is not None:
                 total = total + place * value
+        return total
+
+    def output(self, total):
         y = self.drop(torch.tanh(self.linear(total)))
         if self.training and not PLAIN:
             self.seen += 1
         if PLAIN or str(self.stage) in LAST:
             return y
-        return {"main": y, "spare": 2 * y + 1, "rows": torch.arange(1, len(y) + 1)}
+        return {"main": y, "spare": 2 * y + 1, "rows": torch.ones_like(y[..., :1]).long()}
+
+
+class Carrying(Part):
+    """Adds up what came before in the sequence."""
+
+    def forward(self, *values, pixels=None, waves=None, carry=None):
+        total = self.joined(*values, pixels, waves).cumsum(1) / 4
+        total = total if carry is None else total + carry
+        return self.output(total), total[:, -1:]
 
 
 def build_stage(stage, num_stages):
-    return Part(stage).double().requires_grad_(str(stage) not in FROZEN)
+    return (Carrying if SEQUENCE else Part)(stage).double().requires_grad_(str(stage) not in FROZEN)
+
+
+def tied(num_stages):
+    ends = [(int(stage), "linear.weight") for stage in os.environ.get("TIED", "").split()]
+    return [ends] if ends else []
 
 
 def error(output, target):
@@ -63,7 +85,7 @@ class Items(torch.utils.data.Dataset):
         generator = torch.Generator().manual_seed(item)
 
         def made(names):
-            tensors = [torch.randn(WIDTH, generator=generator, dtype=torch.float64) for _ in names or [""]]
+            tensors = [torch.randn(*SEQUENCE, WIDTH, generator=generator, dtype=torch.float64) for _ in names or [""]]
             return dict(zip(names, tensors, strict=True)) if names else tensors[0]
 
         return made(SOURCES), made(SINKS)
