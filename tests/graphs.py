@@ -96,15 +96,16 @@ def plan(
     frozen: Sequence[int] = (),
     recompute: Sequence[int] = (),
     together: int = 1,
-    slices: int = 1,
+    lengths: Sequence[int] = (1,),
     tied: Sequence[int] = (),
     name: str = "graph",
 ) -> str:
     """The text of a plan. ``on`` has for each pipe the worker of each stage, by default one pipe with a worker for each
     stage. An operation has so many micro-batches ``together``; such blocks take the pipes in turn. In one pipe a
-    micro-batch may be cut into ``slices``.
+    micro-batch may be cut into slices of relative ``lengths``.
     """
-    stages, blocks = sum(groups.values()), micro_batches * slices // together
+    stages, slices = sum(groups.values()), len(lengths)
+    blocks = micro_batches * slices // together
     on = [range(stages)] if on is None else on
     waits = operations(stages, edges_of(groups, feeds), blocks, split=split, frozen=frozen, slices=slices)
 
@@ -112,7 +113,8 @@ def plan(
         yield f"plan {name}"
         yield f"workers {1 + max(map(max, on))}"
         yield f"stages {stages}"
-        yield f"micro_batches {micro_batches * slices}" + (f" slices {slices}" if slices > 1 else "")
+        of_lengths = f" lengths {' '.join(map(str, lengths))}" if len({*lengths}) > 1 else ""
+        yield f"micro_batches {micro_batches * slices}" + (f" slices {slices}{of_lengths}" if slices > 1 else "")
         if split:
             yield "kinds F I W" if len({*split, *frozen}) == stages else "kinds F B I W"
         if frozen:

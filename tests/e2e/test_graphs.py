@@ -57,9 +57,12 @@ VARIANTS: dict[str, tuple[Graph, dict[str, Any]]] = {
     "both ways": (TWO_ENCODERS._replace(on=BOTH_WAYS), {}),
     "both ways with a decoder": (DECODER._replace(on=BOTH_WAYS), {"together": 2}),
     "both ways with heads": (HEADS._replace(on=BOTH_WAYS), {"recompute": [1, 3]}),
-    "slices": (TWO_ENCODERS, {"slices": 3}),
-    "slices of a decoder": (DECODER, {"slices": 3, "split": [0, 1, 2, 3]}),
-    "slices of heads": (HEADS, {"slices": 3, "recompute": [1]}),
+    "slices": (TWO_ENCODERS, {"lengths": [1, 1, 1]}),
+    "unequal slices": (TWO_ENCODERS, {"lengths": [3, 2, 1]}),
+    "slices of a decoder": (DECODER, {"lengths": [1, 1, 1], "split": [0, 1, 2, 3]}),
+    "slices of heads": (HEADS, {"lengths": [1, 1], "recompute": [1]}),
+    "counts": (TWO_ENCODERS, {}),
+    "counts of a decoder": (DECODER, {"recompute": [1]}),
     "ties": (TWO_ENCODERS, {"tied": [0, 3]}),
     "ties of a decoder": (DECODER, {"tied": [1, 2]}),
     "two copies": (TWO_ENCODERS._replace(on=ON_TWO), {}),
@@ -86,7 +89,8 @@ def jobs(folder: Path) -> Iterator[Job]:
     for name, (graph, asked) in VARIANTS.items():
         directory = written(folder, name, graph, 24 if name in LONG else 8, **asked)
         further = {"PLAIN": "1"} if "together" in asked else {}
-        further |= {"SEQUENCE": "6", "PLAIN": "1"} if "slices" in asked else {}
+        further |= {"SEQUENCE": "6", "PLAIN": "1"} if "lengths" in asked else {}
+        further |= {"COUNTS": "1"} if "counts" in name or "unequal" in name else {}
         further |= {"TIED": " ".join(map(str, asked["tied"]))} if "tied" in asked else {}
         environment = graph.environment(asked.get("frozen", ()), **further)
         yield Job(name, directory, CHECK, "graphs.py", environment)

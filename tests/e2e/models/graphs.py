@@ -1,7 +1,7 @@
 """Stages of a graph, which take several values and hand on tensors that only some stages use.
 
 SOURCES and SINKS name the groups that get an input and a target, if several do; LOSSES says that each sink has a loss
-of its own. FROZEN lists stages that are not trained, LAST those that feed no other. PLAIN stages hand on one tensor.
+of its own, COUNTS that the loss is a sum and a count. FROZEN lists stages that are not trained, LAST those that feed no other. PLAIN stages hand on one tensor.
 Items are of WIDTH numbers, or with SEQUENCE of a sequence of these, in which stages look back. TIED stages share weights.
 """
 
@@ -67,7 +67,8 @@ def tied(num_stages):
 
 
 def error(output, target):
-    return (output - target).square().mean()
+    squares = (output - target).square()
+    return (squares.sum(), squares.numel()) if "COUNTS" in os.environ else squares.mean()
 
 
 def distance(output, target):
