@@ -9,6 +9,7 @@ import pytest
 from tests.e2e.ranks import Job, Outcome, compiled, run_all
 from tests.graphs import Edge, Groups, edges_of, plan
 
+LOOP = Path(__file__).parent / "loops" / "graphs.py"
 CHECK = ("--check-only", "--micro-batch-size", "2")
 TRAINED = ("--micro-batch-size", "2", "--steps", "2", "--eval-every", "1", "--clip-norm", "0.1", "--check")
 
@@ -98,8 +99,9 @@ def jobs(folder: Path) -> Iterator[Job]:
         path = written(folder, name, graph, 8, ("--offload", "auto"))
         yield Job(name, path, CHECK, "graphs.py", graph.environment(WIDTH=width))
     for name, graph in GRAPHS.items():
-        directory, losses = written(folder, f"trained {name}", graph, 4), {"LOSSES": "1"} if graph.sinks else {}
+        directory, losses = written(folder, f"trained {name}", graph, 8), {"LOSSES": "1"} if graph.sinks else {}
         yield Job(f"trained {name}", directory, TRAINED, "graphs.py", graph.environment(**losses))
+        yield Job(f"loop {name}", LOOP, (str(directory), name, str(folder / "weights.pt")), model=None)
         rehearsed = ("--rehearse", "F=0.001,B=0.002", "--steps", "2", "--micro-batch-size", "2")
         yield Job(f"rehearsed {name}", directory, rehearsed, "graphs.py", graph.environment())
 
@@ -119,6 +121,11 @@ def test_a_graph_of_stages_trains_as_one_process_does(ran: dict[str, Outcome], n
 @pytest.mark.parametrize("name", GRAPHS)
 def test_a_rehearsal_of_it_ends(ran: dict[str, Outcome], name: str) -> None:
     ran[f"rehearsed {name}"].assert_passed()
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_a_loop_of_ones_own_over_it(ran: dict[str, Outcome], name: str) -> None:
+    ran[f"loop {name}"].assert_passed()
 
 
 def test_each_of_several_losses_is_reported_by_name(ran: dict[str, Outcome]) -> None:
