@@ -34,13 +34,19 @@ def edges_of(groups: Groups, feeds: Sequence[Edge]) -> list[Edge]:
 
 
 Operation = tuple[str, int, int]
-"""Kind, micro-batch and stage."""
+"""Kind, number of a micro-batch or of a block of them, and stage."""
 
 
 def operations(
-    stages: int, edges: Sequence[Edge], micro_batches: int, *, split: Sequence[int] = (), frozen: Sequence[int] = ()
+    stages: int,
+    edges: Sequence[Edge],
+    micro_batches: int,
+    *,
+    split: Sequence[int] = (),
+    frozen: Sequence[int] = (),
+    slices: int = 1,
 ) -> dict[Operation, list[Operation]]:
-    """The operations, each with those that it waits for."""
+    """The operations, each with those that it waits for; micro-batches are counted in ``slices``."""
     backing = set[int]()
     for stage in range(stages):
         if stage not in frozen or any(edge.target == stage and edge.source in backing for edge in edges):
@@ -49,10 +55,13 @@ def operations(
     waits: dict[Operation, list[Operation]] = {}
     for micro in range(micro_batches):
         for stage in range(stages):
-            waits["F", micro, stage] = [("F", micro, edge.source) for edge in edges if edge.target == stage]
+            before = [("F", micro - 1, stage)] if micro % slices else []
+            waits["F", micro, stage] = [*before, *(("F", micro, edge.source) for edge in edges if edge.target == stage)]
         for stage, letter in letters.items():
             fed = [edge.target for edge in edges if edge.source == stage]
-            waits[letter, micro, stage] = [("F", micro, stage), *((letters[other], micro, other) for other in fed)]
+            after = [(letter, micro + 1, stage)] if (micro + 1) % slices else []
+            follow = [*after, *((letters[other], micro, other) for other in fed)]
+            waits[letter, micro, stage] = [("F", micro, stage), *follow]
             if stage in split and stage not in frozen:
                 waits["W", micro, stage] = [(letter, micro, stage)]
     return waits
@@ -60,7 +69,7 @@ def operations(
 
 def clocks(waits: Mapping[Operation, Sequence[Operation]], on: Sequence[Sequence[int]]) -> dict[Operation, int]:
     """A clock for each operation: a worker runs one that is ready at a time, backwards first, in the order of
-    micro-batches. ``on[m % len(on)]`` has the worker of each stage for micro-batch m.
+    micro-batches. ``on[m % len(on)]`` has the worker of each stage for micro-batch or block m.
     """
     clock_of: dict[Operation, int] = {}
     clock = 0
@@ -86,20 +95,26 @@ def plan(
     split: Sequence[int] = (),
     frozen: Sequence[int] = (),
     recompute: Sequence[int] = (),
+    together: int = 1,
+    lengths: Sequence[int] = (1,),
+    tied: Sequence[int] = (),
     name: str = "graph",
 ) -> str:
     """The text of a plan. ``on`` has for each pipe the worker of each stage, by default one pipe with a worker for each
-    stage; micro-batches take the pipes in turn.
+    stage. An operation has so many micro-batches ``together``; such blocks take the pipes in turn. In one pipe a
+    micro-batch may be cut into slices of relative ``lengths``.
     """
-    stages = sum(groups.values())
+    stages, slices = sum(groups.values()), len(lengths)
+    blocks = micro_batches * slices // together
     on = [range(stages)] if on is None else on
-    waits = operations(stages, edges_of(groups, feeds), micro_batches, split=split, frozen=frozen)
+    waits = operations(stages, edges_of(groups, feeds), blocks, split=split, frozen=frozen, slices=slices)
 
     def lines() -> Iterator[str]:
         yield f"plan {name}"
         yield f"workers {1 + max(map(max, on))}"
         yield f"stages {stages}"
-        yield f"micro_batches {micro_batches}"
+        of_lengths = f" lengths {' '.join(map(str, lengths))}" if len({*lengths}) > 1 else ""
+        yield f"micro_batches {micro_batches * slices}" + (f" slices {slices}{of_lengths}" if slices > 1 else "")
         if split:
             yield "kinds F I W" if len({*split, *frozen}) == stages else "kinds F B I W"
         if frozen:
@@ -107,13 +122,20 @@ def plan(
         yield named(groups)
         for source, target, keyword in feeds:
             yield f"feeds s{source}->s{target}" + (f" as {keyword}" if keyword else "")
+        if tied:
+            yield f"tied {' '.join(f's{stage}' for stage in tied)}"
         for number, workers in enumerate(on):
-            micros = " ".join(f"{micro}..{micro + 1}" for micro in range(number, micro_batches, len(on)))
+            size = together * slices
+            starts = range(number * size, micro_batches * slices, len(on) * size)
+            micros = " ".join(f"{start}..{start + size}" for start in starts)
             again = f" recompute {' '.join(f'{stage}..{stage + 1}' for stage in recompute)}" if recompute else ""
             yield f"pipe p{number} on {' '.join(map(str, workers))} micros {micros}{again}"
         yield ""
         of_clocks = clocks(waits, on)
-        for (letter, micro, stage), clock in sorted(of_clocks.items(), key=lambda each: (each[1], each[0])):
-            yield f"{letter} m{micro} s{stage} @ {clock} on w{on[micro % len(on)][stage]}"
+        for (letter, block, stage), clock in sorted(of_clocks.items(), key=lambda each: (each[1], each[0])):
+            micros = ",".join(f"m{micro}" for micro in range(together * block, together * (block + 1)))
+            if slices > 1:
+                micros = f"m{block // slices} q{block % slices}"
+            yield f"{letter} {micros} s{stage} @ {clock} on w{on[block % len(on)][stage]}"
 
     return "\n".join(lines()) + "\n"

@@ -281,8 +281,8 @@ losses_share_parameters = Misuse.worded(
     "the losses of {names:list} share parameters: give each a module of its own, in a dict {{name: loss}}"
 )
 SEVERAL_LOSSES_WITH_COUNTS = (
-    "several stages compute a loss, and one of these losses is a sum and a count, which the others lack or differ in: "
-    "each must return the mean over its micro-batch"
+    "several stages compute a loss, so each loss must be the mean over its micro-batch: a sum and a count would differ "
+    "from loss to loss. Slices of unequal lengths need counts, so they cannot have several losses either"
 )
 frozen_stage_is_trained = Misuse.worded(
     "stage {stage} is frozen in {scheme}, and its module has parameters with requires_grad: {names:first 3}. Call "

@@ -318,13 +318,13 @@ class _Probe:
 
         def mean() -> float | None:
             counts = [probed.count for probed in self._probed[last] if probed.count is not None]
-            if self._job.lengths and not counts:
+            if self._job.lengths and not (counts or others):
                 raise Misuse(mistakes.MEAN_OF_UNEQUAL_SLICES)
             return sum(counts) / len(counts) if counts else None
 
         count: float | None = self.chain.of_stage("count", last, mean)
         for stage in others:
-            if count is not None or self.chain.of_stage("count", stage, partial(has_counts, stage)):
+            if count is not None or self._job.lengths or self.chain.of_stage("count", stage, partial(has_counts, stage)):
                 raise Misuse(mistakes.SEVERAL_LOSSES_WITH_COUNTS)
         return count
 

@@ -306,8 +306,8 @@ def _about(world: World, options: argparse.Namespace) -> dict[str, Any]:
 def traced(parts: LaneComponents, recorder: Recorder) -> LaneComponents:
     """Wraps the components of a lane to record every call."""
 
-    def load(kind: str) -> Callable[[int, int], ProgramLine]:
-        return lambda _update, micro: ProgramLine(kind, (micro,), "")
+    def load(kind: str) -> Callable[..., ProgramLine]:
+        return lambda _update, micro, *_stage: ProgramLine(kind, (micro,), "")
 
     return wrapped(parts, recorder.timed, recorder.begin)._replace(
         load_input=recorder.timed(parts.load_input, load("load input")),

@@ -1,0 +1,99 @@
+"""Stages of a graph, which take several values and hand on tensors that only some stages use.
+
+SOURCES and SINKS name the groups that get an input and a target, if several do; LOSSES says that each sink has a loss
+of its own, COUNTS that the loss is a sum and a count. FROZEN lists stages that are not trained, LAST those that feed no other. PLAIN stages hand on one tensor.
+Items are of WIDTH numbers, or with SEQUENCE of a sequence of these, in which stages look back. TIED stages share weights.
+"""
+
+import os
+
+import torch
+from torch import nn
+
+ITEMS = 96
+SOURCES, SINKS = os.environ.get("SOURCES", "").split(), os.environ.get("SINKS", "").split()
+FROZEN, LAST = os.environ.get("FROZEN", "").split(), os.environ["LAST"].split()
+PLAIN, SEQUENCE = "PLAIN" in os.environ, [*map(int, os.environ.get("SEQUENCE", "").split())]
+WIDTH = int(os.environ.get("WIDTH", "4"))
+
+
+class Part(nn.Module):
+    def __init__(self, stage):
+        super().__init__()
+        self.stage = stage
+        self.linear = nn.Linear(WIDTH, WIDTH)
+        self.drop = nn.Dropout(0.2)
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, *values, pixels=None, waves=None):
+        return self.output(self.joined(*values, pixels, waves))
+
+    def joined(self, *values):
+        total = 0.0
+        for place, value in enumerate(values, start=1):
+            if isinstance(value, dict):
+                total = total + place * value["main"] * value["rows"].sign()
+                if self.stage % 2:  # others get this tensor, and use it not
+                    total = total + value["spare"].sin()
+            elif value is not None:
+                total = total + place * value
+        return total
+
+    def output(self, total):
+        y = self.drop(torch.tanh(self.linear(total)))
+        if self.training and not PLAIN:
+            self.seen += 1
+        if PLAIN or str(self.stage) in LAST:
+            return y
+        return {"main": y, "spare": 2 * y + 1, "rows": torch.ones_like(y[..., :1]).long()}
+
+
+class Carrying(Part):
+    """Adds up what came before in the sequence."""
+
+    def forward(self, *values, pixels=None, waves=None, carry=None):
+        total = self.joined(*values, pixels, waves).cumsum(1) / 4
+        total = total if carry is None else total + carry
+        return self.output(total), total[:, -1:]
+
+
+def build_stage(stage, num_stages):
+    return (Carrying if SEQUENCE else Part)(stage).double().requires_grad_(str(stage) not in FROZEN)
+
+
+def tied(num_stages):
+    ends = [(int(stage), "linear.weight") for stage in os.environ.get("TIED", "").split()]
+    return [ends] if ends else []
+
+
+def error(output, target):
+    squares = (output - target).square()
+    return (squares.sum(), squares.numel()) if "COUNTS" in os.environ else squares.mean()
+
+
+def distance(output, target):
+    return (output - target).abs().mean()
+
+
+loss = dict(zip(SINKS, (error, distance), strict=False)) if "LOSSES" in os.environ else error
+
+
+class Items(torch.utils.data.Dataset):
+    def __len__(self):
+        return ITEMS
+
+    def __getitem__(self, item):
+        generator = torch.Generator().manual_seed(item)
+
+        def made(names):
+            tensors = [torch.randn(*SEQUENCE, WIDTH, generator=generator, dtype=torch.float64) for _ in names or [""]]
+            return dict(zip(names, tensors, strict=True)) if names else tensors[0]
+
+        return made(SOURCES), made(SINKS)
+
+
+dataset = validation = Items
+
+
+def optimizer(parameters):
+    return torch.optim.AdamW(parameters, lr=0.05)

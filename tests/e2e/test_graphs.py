@@ -1,0 +1,134 @@
+"""Models that are no chain train as one process does: stages that several feed, that feed several, several losses."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests.e2e.ranks import Job, Outcome, compiled, run_all
+from tests.graphs import Edge, Groups, edges_of, plan
+
+LOOP = Path(__file__).parent / "loops" / "graphs.py"
+CHECK = ("--check-only", "--micro-batch-size", "2")
+TRAINED = ("--micro-batch-size", "2", "--steps", "2", "--eval-every", "1", "--clip-norm", "0.1", "--check")
+
+
+class Graph(NamedTuple):
+    """A graph of stages on four workers, or on two; ``ends`` names groups that get inputs and targets of their own."""
+
+    groups: Groups
+    feeds: Sequence[Edge]
+    on: Sequence[Sequence[int]] | None = None
+    sources: str = ""
+    sinks: str = ""
+
+    def environment(self, frozen: Sequence[int] = (), **further: str) -> Mapping[str, str]:
+        stages = range(sum(self.groups.values()))
+        last = {*stages} - {edge.source for edge in edges_of(self.groups, self.feeds)}
+        named = {"SOURCES": self.sources, "SINKS": self.sinks, "FROZEN": " ".join(map(str, frozen))}
+        return {**named, "LAST": " ".join(map(str, last)), **further}
+
+
+TWO_ENCODERS = Graph(
+    {"image": 1, "sound": 1, "text": 2}, [Edge(0, 2, "pixels"), Edge(1, 2, "waves")], sources="image sound"
+)
+DECODER = Graph({"encoder": 2, "decoder": 2}, [Edge(1, 2), Edge(1, 3)])
+HEADS = Graph({"text": 3, "head": 1}, [Edge(1, 3)], sinks="text head")
+NET = Graph({"net": 8}, [Edge(0, 7), Edge(1, 6), Edge(2, 5)], [[0, 1, 2, 3, 3, 2, 1, 0]])
+GRAPHS = {"two encoders": TWO_ENCODERS, "encoder and decoder": DECODER, "heads": HEADS, "u-net": NET}
+
+BOTH_WAYS: list[list[int]] = [[0, 1, 2, 3], [3, 2, 1, 0]]
+ON_TWO: list[list[int]] = [[0, 1, 1, 0]]
+
+VARIANTS: dict[str, tuple[Graph, dict[str, Any]]] = {
+    **{name: (graph, {}) for name, graph in GRAPHS.items()},
+    "whole input for all": (TWO_ENCODERS._replace(sources=""), {}),
+    "three readers": (Graph({"encoder": 1, "decoder": 3}, [Edge(0, 1), Edge(0, 2), Edge(0, 3)]), {}),
+    "several micro-batches": (TWO_ENCODERS, {"together": 2}),
+    "several micro-batches of a decoder": (DECODER, {"together": 2}),
+    "recomputing encoders": (TWO_ENCODERS, {"recompute": [0, 2]}),
+    "recomputing decoder": (DECODER, {"recompute": [1, 3]}),
+    "split": (TWO_ENCODERS, {"split": [1, 2, 3]}),
+    "split decoder": (DECODER, {"split": [0, 1, 2, 3]}),
+    "split net": (NET, {"split": [1, 5, 6]}),
+    "a frozen encoder": (TWO_ENCODERS, {"frozen": [0]}),
+    "a frozen part of a decoder": (DECODER, {"frozen": [2]}),
+    "a frozen encoder of a decoder": (DECODER, {"frozen": [0, 1]}),
+    "both ways": (TWO_ENCODERS._replace(on=BOTH_WAYS), {}),
+    "both ways with a decoder": (DECODER._replace(on=BOTH_WAYS), {"together": 2}),
+    "both ways with heads": (HEADS._replace(on=BOTH_WAYS), {"recompute": [1, 3]}),
+    "slices": (TWO_ENCODERS, {"lengths": [1, 1, 1]}),
+    "unequal slices": (TWO_ENCODERS, {"lengths": [3, 2, 1]}),
+    "slices of a decoder": (DECODER, {"lengths": [1, 1, 1], "split": [0, 1, 2, 3]}),
+    "slices of heads": (HEADS, {"lengths": [1, 1], "recompute": [1]}),
+    "counts": (TWO_ENCODERS, {}),
+    "counts of a decoder": (DECODER, {"recompute": [1]}),
+    "ties": (TWO_ENCODERS, {"tied": [0, 3]}),
+    "ties of a decoder": (DECODER, {"tied": [1, 2]}),
+    "two copies": (TWO_ENCODERS._replace(on=ON_TWO), {}),
+    "two copies with heads": (HEADS._replace(on=ON_TWO), {"split": [1, 3]}),
+}
+"""Graphs with what a plan may ask for beside."""
+
+MOVED = {"moves": (DECODER, "36"), "moves of a net": (NET, "24")}
+"""Graphs whose activations move to the host, and the width of their values."""
+
+LONG = {"two encoders", "encoder and decoder"}
+"""Those with so many micro-batches that scripts have loops."""
+
+
+def written(
+    folder: Path, name: str, graph: Graph, micro_batches: int, options: tuple[str, ...] = (), **asked: Any
+) -> Path:
+    path = folder / f"{name.replace(' ', '_').replace('-', '_')}.sir"
+    path.write_text(plan(graph.groups, graph.feeds, micro_batches, graph.on, name=path.stem, **asked))
+    return compiled(folder, str(path), asked=options)
+
+
+def jobs(folder: Path) -> Iterator[Job]:
+    for name, (graph, asked) in VARIANTS.items():
+        directory = written(folder, name, graph, 24 if name in LONG else 8, **asked)
+        further = {"PLAIN": "1"} if "together" in asked else {}
+        further |= {"SEQUENCE": "6", "PLAIN": "1"} if "lengths" in asked else {}
+        further |= {"COUNTS": "1"} if "counts" in name or "unequal" in name else {}
+        further |= {"TIED": " ".join(map(str, asked["tied"]))} if "tied" in asked else {}
+        environment = graph.environment(asked.get("frozen", ()), **further)
+        yield Job(name, directory, CHECK, "graphs.py", environment)
+    for name, (graph, width) in MOVED.items():
+        path = written(folder, name, graph, 8, ("--offload", "auto"))
+        yield Job(name, path, CHECK, "graphs.py", graph.environment(WIDTH=width))
+    for name, graph in GRAPHS.items():
+        directory, losses = written(folder, f"trained {name}", graph, 8), {"LOSSES": "1"} if graph.sinks else {}
+        yield Job(f"trained {name}", directory, TRAINED, "graphs.py", graph.environment(**losses))
+        yield Job(f"loop {name}", LOOP, (str(directory), name, str(folder / "weights.pt")), model=None)
+        rehearsed = ("--rehearse", "F=0.001,B=0.002", "--steps", "2", "--micro-batch-size", "2")
+        yield Job(f"rehearsed {name}", directory, rehearsed, "graphs.py", graph.environment())
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
+    folder = tmp_path_factory.mktemp("graphs")
+    return run_all(folder, 4, [*jobs(folder)])
+
+
+@pytest.mark.parametrize("name", [*VARIANTS, *MOVED, *(f"trained {name}" for name in GRAPHS)])
+def test_a_graph_of_stages_trains_as_one_process_does(ran: dict[str, Outcome], name: str) -> None:
+    ran[name].assert_passed()
+    assert "check: passed" in ran[name].said[0]
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_a_rehearsal_of_it_ends(ran: dict[str, Outcome], name: str) -> None:
+    ran[f"rehearsed {name}"].assert_passed()
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_a_loop_of_ones_own_over_it(ran: dict[str, Outcome], name: str) -> None:
+    ran[f"loop {name}"].assert_passed()
+
+
+def test_each_of_several_losses_is_reported_by_name(ran: dict[str, Outcome]) -> None:
+    said = ran["trained heads"].said[0]
+    assert "loss of text" in said
+    assert "loss of head" in said
