@@ -45,6 +45,7 @@ RULES = {
     "CH332": "complete, placed",
     "CH333": "complete, placed",
     "CH341": "complete, placed",
+    "CH342": "complete, placed",
     "CH401": "missing",
     "CH402": "redundant",
     "CH403": "misplaced",
