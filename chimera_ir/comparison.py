@@ -35,7 +35,7 @@ def opposing(request: Request, like: Header) -> Request:
     Raises `AboveMaxOperations` if the library's baseline would have more operations than ``request`` allows,
     `Incomparable` if no parameters of the text to compare with give it this size, and `TextError` for its mistakes.
     """
-    limit, special = request.max_operations, like if like.weights or like.frozen else None
+    limit, special = request.max_operations, like if like.weights or like.frozen or like.shares else None
     if not request.opposes:
         workers, micros = _sizes(like)
         if (operations := 2 * workers * micros) > limit:

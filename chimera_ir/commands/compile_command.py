@@ -82,7 +82,7 @@ SCHEME = "scheme"
 """The value of ``--emit`` that prints a scheme, whose clocks are formulas fitted to the orders of several sizes."""
 
 COMPILING = (
-    *("costs", "stage_costs", "slice_lengths", "recompute", "offload", "sync", "tied", "communicators"),
+    *("costs", "stage_costs", "keep", "slice_lengths", "recompute", "offload", "sync", "tied", "communicators"),
     *("max_operations", "library"),
 )
 """The options that decide what is compiled."""
@@ -98,8 +98,8 @@ compiling = all_of(
     cls=SectionedCommand,
     sections={
         "Common options": "--set --out --emit --against --list",
-        "The schedule": "--cost --stage-cost --slice-lengths --recompute --offload --sync --tied --communicators "
-        "--search --memory --seed",
+        "The schedule": "--cost --stage-cost --keep --slice-lengths --recompute --offload --sync --tied "
+        "--communicators --search --memory --seed",
         "A prediction in seconds": "--profile --cluster --micro-batch-size --copies --split --layout --shard-optimizer "
         "--require-fit",
         "Output": "--html --details --json --table --quiet",

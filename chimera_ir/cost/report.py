@@ -8,7 +8,7 @@ from typing import NamedTuple
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from chimera_ir.cost.durations import Durations, Unit, decimal, exact, number, percent, weighing
+from chimera_ir.cost.durations import Durations, Unit, decimal, exact, number, of_stages, percent, weighing
 from chimera_ir.cost.simulate import (
     Launched,
     Timeline,
@@ -236,6 +236,7 @@ class Report(Figures):
             **_further(self),
             **({"weights": list(map(number, map(Fraction, self.header.weights)))} if self.header.weights else {}),
             **({"frozen": list(self.header.frozen)} if self.header.frozen else {}),
+            **({"keep": list(map(number, self.header.shares))} if self.header.shares else {}),
             **({} if self.without_offload is None else {"without_offload": self.without_offload.as_json()}),
             "asynchronous": self.asynchronous,
             **(ages if self.asynchronous else {}),
@@ -446,7 +447,8 @@ def heading(report: Report) -> Text:
     units = ["one update in the steady state"] if header.asynchronous else []
     if differences := ", ".join(_differences(report)):
         units.append(f"the baseline: {differences}")
-    lines = f"{sizes}; {costs}{weighing(header)}", *(["; ".join(units)] if units else [])
+    keep = f"; stages keep {of_stages(header.shares)} M_a" if header.shares else ""
+    lines = f"{sizes}; {costs}{weighing(header)}{keep}", *(["; ".join(units)] if units else [])
     return Text.assemble((header.scheme, "bold"), f" {parameters}: " if parameters else ": ", "\n".join(lines))
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
+from fractions import Fraction
 from functools import cache
 from math import ceil
 
@@ -17,8 +18,7 @@ from chimera_runtime.program.kept_bytes import MicroBatchBytes, hosted_bytes, ke
 
 # Bounds on the activations of workers, from the bytes that they have free.
 #
-# A search for orders counts activations, not bytes. Each worker may keep as many more micro-batches as its free bytes
-# hold.
+# A search for orders counts activations in M_a, not bytes. Each worker may keep as many more as its free bytes hold.
 
 
 def bounded(schedule: Schedule, setting: Setting, free: Iterable[int]) -> Schedule:
@@ -26,10 +26,12 @@ def bounded(schedule: Schedule, setting: Setting, free: Iterable[int]) -> Schedu
 
     A bound that the schedule declares stays where it is smaller.
     """
-    header, limits = schedule.header, []
+    header, limits = schedule.header, list[int]()
+    shares = header.shares or (1,) * header.stages
     for worker, (peak, room) in enumerate(zip(whole(header, activations(schedule)), free, strict=True)):
-        most = sum(len(pipe.micros) * pipe.workers.count(worker) for pipe in header.pipes)
-        sizes = [setting.as_cut(stage, header).kept.activations for stage in header.stages_of[worker]]
+        held = ((pipe, stage) for pipe in header.pipes for stage, w in enumerate(pipe.workers) if w == worker)
+        most = ceil(sum(len(pipe.micros) * shares[stage] for pipe, stage in held))
+        sizes = [setting.as_cut(s, header).kept.activations / Fraction(shares[s]) for s in header.stages_of[worker]]
         limits.append(max(1, min(most, ceil(peak) + max(0, room) // max(1, max(sizes, default=1)))))
     declared = header.limits(Quantity.ACTIVATIONS, max(limits, default=1))
     bound = Bound(Quantity.ACTIVATIONS, tuple(map(min, limits, declared)))

@@ -230,6 +230,8 @@ def _header(level: str, header: Header, *, stream: bool = False) -> Iterator[str
         yield from [f"sync {strategy.value} {_runs_text(stages)}"] if stages else []
     if header.frozen:
         yield f"frozen {_runs_text(header.frozen)}"
+    for share in sorted({*header.shares} - {1}):
+        yield f"keep {share} {_runs_text(s for s, kept in enumerate(header.shares) if kept == share)}"
     yield from (f"tied {' '.join(f's{stage}' for stage in tie)}" for tie in header.ties)
     for weight in sorted({*header.weights} - {1}):
         yield f"weigh {weight} {_runs_text(m for m, w in enumerate(header.weights) if w == weight)}"

@@ -97,6 +97,7 @@ _MISPLACED: dict[str, type[say.OutOfOrder]] = {"TITLE": say.SecondTitle, "HEADIN
         "MEMORY",
         "SYNC",
         "FROZEN",
+        "KEEP",
         "TIED",
         "PIPE",
     ),
