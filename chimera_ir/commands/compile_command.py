@@ -82,7 +82,7 @@ SCHEME = "scheme"
 """The value of ``--emit`` that prints a scheme, whose clocks are formulas fitted to the orders of several sizes."""
 
 COMPILING = (
-    *("costs", "stage_costs", "keep", "slice_lengths", "recompute", "offload", "sync", "tied", "communicators"),
+    *("costs", "stage_costs", "slice_lengths", "recompute", "offload", "sync", "tied", "communicators"),
     *("max_operations", "library"),
 )
 """The options that decide what is compiled."""
@@ -112,6 +112,7 @@ compiling = all_of(
     texts=True,
 )
 @compiling
+@option("keep")
 @click.option(
     "--html",
     type=PAGE,

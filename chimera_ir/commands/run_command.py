@@ -108,8 +108,7 @@ class _WithModelArguments(SectionedCommand):
         ),
         "Ranks and devices": "--backend --device --layout --timeout --memory-limit --backend-module",
         "Without training": "--check-only --rehearse",
-        "The schedule": "--cost --stage-cost --keep --slice-lengths --recompute --offload --sync --tied "
-        "--communicators",
+        "The schedule": "--cost --stage-cost --slice-lengths --recompute --offload --sync --tied --communicators",
     },
 )
 @click.argument("scheme", shell_complete=completion.schemes)

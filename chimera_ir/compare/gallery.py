@@ -18,7 +18,7 @@ from chimera_ir.compare.sweep import Refused, Settings, SizeRow, in_short, reaso
 from chimera_ir.comparison import fitting, require_same_size, workers_with_stages
 from chimera_ir.compilation import Compilation
 from chimera_ir.console import printed
-from chimera_ir.cost.durations import decimal, number, percent, seconds
+from chimera_ir.cost.durations import decimal, number, percent, seconds, sharing
 from chimera_ir.cost.report import Report
 from chimera_ir.cost.simulate import Timeline, beginning, steady_window
 from chimera_ir.diagnostics.model import Rejected
@@ -203,7 +203,8 @@ def heading(gallery: Gallery) -> str:
     kinds = dict.fromkeys(kind for report in reports for kind in report.counts)
     of_these_stages = [report for report in reports if report.stages == header.stages]
     costs = "".join(f"; {report.durations.summary(report.header, kinds)}" for report in of_these_stages[:1])
-    return f"{', '.join(counted(*size) for size in sizes)}{costs}; M_theta and M_a are those of one of these stages"
+    sized = f"{', '.join(counted(*size) for size in sizes)}{costs}{sharing(header)}"
+    return f"{sized}; M_theta and M_a are those of one of these stages"
 
 
 def _table(gallery: Gallery) -> Table:

@@ -245,6 +245,11 @@ def weighing(header: Header) -> str:
     return f" for a micro-batch of weight 1; weights {least} to {most}" if least != most else f"; all weigh {most}"
 
 
+def sharing(header: Header) -> str:
+    """Returns the words behind a list of costs that say what stages keep of M_a; empty if every stage keeps 1."""
+    return f"; stages keep {of_stages(header.shares)} M_a" if header.shares else ""
+
+
 class Costs(Mapping[str, Fraction]):
     """The duration of an operation over one micro-batch, by the letter of its kind, in a unit of the user's choice.
 

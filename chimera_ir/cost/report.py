@@ -8,7 +8,7 @@ from typing import NamedTuple
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from chimera_ir.cost.durations import Durations, Unit, decimal, exact, number, of_stages, percent, weighing
+from chimera_ir.cost.durations import Durations, Unit, decimal, exact, number, percent, sharing, weighing
 from chimera_ir.cost.simulate import (
     Launched,
     Timeline,
@@ -447,8 +447,7 @@ def heading(report: Report) -> Text:
     units = ["one update in the steady state"] if header.asynchronous else []
     if differences := ", ".join(_differences(report)):
         units.append(f"the baseline: {differences}")
-    keep = f"; stages keep {of_stages(header.shares)} M_a" if header.shares else ""
-    lines = f"{sizes}; {costs}{weighing(header)}{keep}", *(["; ".join(units)] if units else [])
+    lines = f"{sizes}; {costs}{weighing(header)}{sharing(header)}", *(["; ".join(units)] if units else [])
     return Text.assemble((header.scheme, "bold"), f" {parameters}: " if parameters else ": ", "\n".join(lines))
 
 
