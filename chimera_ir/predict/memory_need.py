@@ -26,14 +26,16 @@ def bounded(schedule: Schedule, setting: Setting, free: Iterable[int]) -> Schedu
 
     A bound that the schedule declares stays where it is smaller.
     """
-    header, limits = schedule.header, list[int]()
-    shares = header.shares or (1,) * header.stages
+    header, limits = schedule.header, list[int | Fraction]()
+    shares = header.shares or (Fraction(1),) * header.stages
+    parts = header.units_of_m_a if header.shares else 1  # limits are multiples of 1 / parts
     for worker, (peak, room) in enumerate(zip(whole(header, activations(schedule)), free, strict=True)):
         held = ((pipe, stage) for pipe in header.pipes for stage, w in enumerate(pipe.workers) if w == worker)
         most = ceil(sum(len(pipe.micros) * shares[stage] for pipe, stage in held))
-        sizes = [setting.as_cut(s, header).kept.activations / Fraction(shares[s]) for s in header.stages_of[worker]]
-        limits.append(max(1, min(most, ceil(peak) + max(0, room) // max(1, max(sizes, default=1)))))
-    declared = header.limits(Quantity.ACTIVATIONS, max(limits, default=1))
+        sizes = [setting.as_cut(s, header).kept.activations / shares[s] for s in header.stages_of[worker]]
+        more = max(0, room) * parts // max(1, max(sizes, default=1))
+        limits.append(max(1, min(most, Fraction(ceil(peak * parts) + more, parts))))
+    declared = next((bound.limits for bound in header.bounds if bound.quantity is Quantity.ACTIVATIONS), limits)
     bound = Bound(Quantity.ACTIVATIONS, tuple(map(min, limits, declared)))
     others = tuple(other for other in header.bounds if other.quantity is not Quantity.ACTIVATIONS)
     return replace(schedule, header=replace(header, bounds=(*others, bound)))
