@@ -44,7 +44,7 @@ def opposing(request: Request, like: Header) -> Request:
         return Request(source, settings, max_operations=limit, like=special)
     against, costs = request.against, request.costs.of_model_in(like.stages)
     if against is None:
-        return replace(request, search=None, limits=(), forecast=None, require_fit=False, like=special)
+        return replace(request, search=None, limits=(), forecast=None, require_fit=False, like=special, keep=())
     fitted = _fitting(against, like, limit) if against.is_scheme else {}
     return Request(against, fitted, costs, limit, communicators=request.communicators, like=special)
 

@@ -17,7 +17,7 @@ from chimera_ir.escapes import as_argument
 from chimera_ir.ir.levels import MAX_LENGTH, MAX_SHARE, Quantity, Strategy
 from chimera_ir.ir.ops import Communicators
 from chimera_ir.plural import listed
-from chimera_ir.request import MAX_OPERATIONS, EqualTimes, Keeping, Request, Tie
+from chimera_ir.request import MAX_OPERATIONS, EqualTimes, Keeping, OfProfile, Request, Tie
 from chimera_ir.source import Source
 from chimera_ir.syntax.ast import Scheme
 from chimera_ir.syntax.formatter import Change
@@ -151,7 +151,8 @@ class Options:
         slices as in ``{"F": [2, 3, 4, 5]}``; on each stage, where stages cost unequally, as ``stage_costs``.
     keep
         Shares of M_a that stages keep of a micro-batch, as in ``{0: "1/4"}`` or ``{"first": 0.25, "2..4": 2}``, where
-        a range is half open; 1 by default. The bytes of a profile are what they are.
+        a range is half open; 1 by default. ``"profile"`` takes them from the profile: M_a is what the largest stage
+        keeps.
     slice_lengths
         The relative lengths of the slices of a micro-batch, as in ``[640, 512, 448, 448]``; by default all are equal.
         With ``"equal-times"`` the profile says with which lengths all take about as long.
@@ -211,9 +212,9 @@ class Options:
         word="stage-cost",
         repeated=True,
     )
-    keep: Mapping[int | str, Cost] = _option(
+    keep: Mapping[int | str, Cost] | Literal["profile"] = _option(
         dict,
-        "Share of M_a that a stage keeps of a micro-batch, by number, first, last or A..B: 0=1/4 [default: 1].",
+        "Share of M_a that a stage (a number, first, last, A..B) keeps: 0=1/4; or profile: by its bytes [default: 1].",
         metavar="STAGE=SHARE",
         repeated=True,
     )
@@ -312,9 +313,11 @@ class Options:
                     raise OptionError(f"{name}: {error}") from error
         return costs
 
-    def keepings(self) -> tuple[Keeping, ...]:
+    def keepings(self) -> tuple[Keeping, ...] | OfProfile:
         """The shares of M_a that stages keep, exactly as they were written."""
-        says = 'write them as in {0: "1/4"}'
+        if self.keep == OfProfile.PROFILE.value:
+            return OfProfile.PROFILE
+        says = "write them as in {0: '1/4'}, or 'profile'"
         _require(isinstance(self.keep, Mapping), "keep", self.keep, says)
         given = list[Keeping]()
         for stages, share in self.keep.items():
@@ -378,6 +381,9 @@ class Options:
             names = f"{spell('costs')}, {spell('stage_costs')}"
             raise OptionError(f"{names}: both say what {listed(twice)} costs; leave one of them out")
         forecast = self._forecast(spell)
+        if self.keepings() is OfProfile.PROFILE and not forecast:
+            needed = f"{spell('profile')}, {spell('cluster')} and {spell('micro_batch_size')}"
+            raise OptionError(f"{spell('keep')} profile: sizes are those of a profile; add {needed}")
         if lengths is EqualTimes.EQUAL_TIMES and not forecast:
             needed = f"{spell('profile')}, {spell('cluster')} and {spell('micro_batch_size')}"
             raise OptionError(f"{spell('slice_lengths')} {lengths.value}: times are those of a profile; add {needed}")

@@ -38,6 +38,12 @@ Tie = tuple[int | str, ...]
 """Stages that share parameters, as the user writes them: by number, ``"first"`` or ``"last"``."""
 
 
+class OfProfile(Enum):
+    """The choice of what stages keep of M_a by the profile: M_a is then what the largest stage keeps."""
+
+    PROFILE = "profile"
+
+
 class Keeping(NamedTuple):
     """The ``share`` of M_a that stages keep of a micro-batch, as the user writes it.
 
@@ -73,7 +79,7 @@ class Request:
     like: Header | None = None
     offload: bool = False
     slice_lengths: "tuple[int, ...] | EqualTimes" = ()
-    keep: tuple[Keeping, ...] = ()
+    keep: tuple[Keeping, ...] | OfProfile = ()
 
     @property
     def cost_model(self) -> "Forecast | Costs":
@@ -130,6 +136,9 @@ def with_shares(request: Request, header: Header) -> Header:
     Raises `WrongOption` for a share of a stage that the header does not have, or that has a share already.
     """
     like, stages = request.like, header.stages
+    if isinstance(request.keep, OfProfile):
+        assert request.forecast is not None, "`Options.request` asks for a profile"
+        return replace(header, shares=request.forecast.shares(header))
     if request.keep:
         shares = dict[int, Fraction]()
         for text, share in request.keep:

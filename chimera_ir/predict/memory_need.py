@@ -26,7 +26,7 @@ def bounded(schedule: Schedule, setting: Setting, free: Iterable[int]) -> Schedu
 
     A bound that the schedule declares stays where it is smaller.
     """
-    header, limits = schedule.header, list[int | Fraction]()
+    header, limits = schedule.header, list[Fraction]()
     shares = header.shares or (Fraction(1),) * header.stages
     parts = header.units_of_m_a if header.shares else 1  # limits are multiples of 1 / parts
     for worker, (peak, room) in enumerate(zip(whole(header, activations(schedule)), free, strict=True)):
@@ -34,7 +34,7 @@ def bounded(schedule: Schedule, setting: Setting, free: Iterable[int]) -> Schedu
         most = ceil(sum(len(pipe.micros) * shares[stage] for pipe, stage in held))
         sizes = [setting.as_cut(s, header).kept.activations / shares[s] for s in header.stages_of[worker]]
         more = max(0, room) * parts // max(1, max(sizes, default=1))
-        limits.append(max(1, min(most, Fraction(ceil(peak * parts) + more, parts))))
+        limits.append(max(Fraction(1), min(Fraction(most), Fraction(ceil(peak * parts) + more, parts))))
     declared = next((bound.limits for bound in header.bounds if bound.quantity is Quantity.ACTIVATIONS), limits)
     bound = Bound(Quantity.ACTIVATIONS, tuple(map(min, limits, declared)))
     others = tuple(other for other in header.bounds if other.quantity is not Quantity.ACTIVATIONS)

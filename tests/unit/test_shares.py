@@ -19,9 +19,11 @@ from chimera_ir.ir.text.printer import show
 from chimera_ir.predict.memory_need import bounded
 from chimera_ir.predict.setting import Setting
 from chimera_ir.profile.cluster import FREE, Cluster
-from chimera_ir.profile.costs import StageCosts
+from chimera_ir.profile.costs import ModelProfile, StageCosts
+from chimera_ir.profile.write import write_profile
 from chimera_ir.source import Source
 from tests.timings import stage_timing
+from tests.unit.test_layers_of_a_profile import CLUSTER
 
 COLOCATED = Path(__file__).resolve().parents[2] / "docs" / "examples" / "colocated.chim"
 QUARTER = Options(keep={0: "1/4"})
@@ -84,7 +86,7 @@ def test_a_share_that_cannot_be_is_refused(given: str, said: str) -> None:
         (["0=1/4", "0=1/2"], "--keep 0: given twice"),
         (["0=1/4", "0..2=1/2"], "--keep 0..2=1/2: the share of stage 0 is given twice"),
         (["0=1/4", "first=1/2"], "--keep first=1/2: the share of stage 0 is given twice"),
-        (["1/4"], "--keep 1/4: write STAGE=SHARE, as in --keep 0=1/4 or --keep 0..2=0.5"),
+        (["1/4"], "--keep 1/4: write STAGE=SHARE, as in --keep 0=1/4, or --keep profile alone"),
     ],
 )
 def test_a_share_is_given_once_and_with_its_stage(words: list[str], said: str) -> None:
@@ -96,7 +98,7 @@ def test_a_share_is_given_once_and_with_its_stage(words: list[str], said: str) -
 
 @pytest.mark.parametrize("keep", ["1/4", {0: None}, {0: True}, [(0, 1)]])
 def test_what_is_no_share_is_refused(keep: object) -> None:
-    with pytest.raises(OptionError, match=r'keep.*write them as in {0: "1/4"}'):
+    with pytest.raises(OptionError, match=r"keep.*write them as in {0: '1/4'}, or 'profile'"):
         Options(keep=keep)  # type: ignore[arg-type]
 
 
@@ -173,9 +175,7 @@ def test_a_bound_counts_by_the_shares() -> None:
     assert max(chimera_ir.compile(source, options=QUARTER).report.activations) == Fraction(9, 2)
     with pytest.raises(CompileError, match=r"activations of 6 micro-batches \(M_a\), more than the declared 5"):
         _ = chimera_ir.compile(source).schedule
-    with pytest.raises(
-        CompileError, match="holds the activations of 16/3 micro-batches .M_a., .*\n(.*\n)*.*bound to 6,"
-    ):
+    with pytest.raises(CompileError, match=r"of 16/3 micro-batches \(M_a\), (.*\n)*.*bound to 6,"):
         _ = chimera_ir.compile(source, options=Options(keep={0: "2/3"})).schedule
 
 
@@ -232,3 +232,30 @@ def test_free_bytes_hold_more_of_a_stage_that_keeps_little() -> None:
     plain = replace(schedule, header=replace(schedule.header, shares=()))
     assert bounded(plain, setting, (8, 8)).header.bounds[0].limits == (4, 3)
     assert bounded(schedule, setting, (8, 8)).header.bounds[0].limits == (3, 3)
+
+
+def test_a_profile_tells_the_shares_if_it_is_asked(tmp_path: Path) -> None:
+    """Stages that keep 100 and 300 bytes; what is predicted in bytes does not change."""
+    timings = stage_timing(1, 2, 3, 100, 10, 10, 0), stage_timing(1, 2, 3, 300, 10, 0, 10)
+    profile = ModelProfile("m", {2: tuple(StageCosts(1, 1, 0, {1: timing}) for timing in timings)})
+    (tmp_path / "p.toml").write_text(write_profile(profile))
+    (tmp_path / "c.toml").write_text(CLUSTER)
+    options = Options(profile=tmp_path / "p.toml", cluster=tmp_path / "c.toml", micro_batch_size=1)
+    plain = chimera_ir.compile("dapple", D=2, N=4, options=options)
+    asked = chimera_ir.compile("dapple", D=2, N=4, options=replace(options, keep="profile"))
+    assert plain.schedule.header.shares == ()
+    assert asked.schedule.header.shares == (Fraction(334, 1000), 1)
+    assert asked.report.activations == (Fraction(668, 1000), 1)
+    assert asked.prediction.memory == plain.prediction.memory
+    assert asked.report.baseline.activations == asked.report.activations
+    given = replace(options, keep="profile", against="gpipe")
+    assert chimera_ir.compile("dapple", D=2, N=4, options=given).report.baseline.activations[1] == 4
+
+
+def test_without_a_profile_it_tells_no_shares() -> None:
+    with pytest.raises(OptionError, match="sizes are those of a profile; add profile, cluster and micro_batch_size"):
+        chimera_ir.compile("dapple", options=Options(keep="profile"))
+    result = CliRunner().invoke(compile_command, ["dapple", "--keep", "profile"])
+    assert "--keep profile: sizes are those of a profile; add --profile, --cluster and --micro" in str(result.exception)
+    result = CliRunner().invoke(compile_command, ["dapple", "--keep", "profile", "--keep", "0=1"])
+    assert "--keep profile: write STAGE=SHARE, as in --keep 0=1/4, or --keep profile alone" in result.output
