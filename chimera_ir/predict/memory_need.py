@@ -36,7 +36,8 @@ def bounded(schedule: Schedule, setting: Setting, free: Iterable[int]) -> Schedu
         more = max(0, room) * parts // max(1, max(sizes, default=1))
         limits.append(max(Fraction(1), min(Fraction(most), Fraction(ceil(peak * parts) + more, parts))))
     declared = next((bound.limits for bound in header.bounds if bound.quantity is Quantity.ACTIVATIONS), limits)
-    bound = Bound(Quantity.ACTIVATIONS, tuple(map(min, limits, declared)))
+    least = map(Fraction, map(min, limits, declared))
+    bound = Bound(Quantity.ACTIVATIONS, tuple(limit.numerator if limit.denominator == 1 else limit for limit in least))
     others = tuple(other for other in header.bounds if other.quantity is not Quantity.ACTIVATIONS)
     return replace(schedule, header=replace(header, bounds=(*others, bound)))
 
