@@ -1,5 +1,6 @@
 """Options of the compiler: for Python by `compile`, on the command line by options of the same names."""
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from fractions import Fraction
@@ -10,13 +11,13 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from chimera_ir import library
 from chimera_ir.compilation import Compilation
-from chimera_ir.cost.durations import COST_LETTERS, Costs
+from chimera_ir.cost.durations import COST_LETTERS, Costs, positive
 from chimera_ir.errors import OptionError, ParameterError, UnreadableText
 from chimera_ir.escapes import as_argument
-from chimera_ir.ir.levels import MAX_LENGTH, Quantity, Strategy
+from chimera_ir.ir.levels import MAX_LENGTH, MAX_SHARE, Quantity, Strategy
 from chimera_ir.ir.ops import Communicators
 from chimera_ir.plural import listed
-from chimera_ir.request import MAX_OPERATIONS, EqualTimes, Request, Tie
+from chimera_ir.request import MAX_OPERATIONS, EqualTimes, Keeping, OfProfile, Request, Tie
 from chimera_ir.source import Source
 from chimera_ir.syntax.ast import Scheme
 from chimera_ir.syntax.formatter import Change
@@ -31,6 +32,8 @@ MOST = 10**6
 
 Cost = int | float | str | Fraction
 """A duration as the user writes it; a text may have one for each slice of a micro-batch: ``"2,3,4,5"``."""
+
+_STAGES = re.compile(r"first|last|[0-9]{1,9}(\.\.[0-9]{1,9})?", re.ASCII)
 
 Spell = Callable[[str], str]
 """Returns the name by which the user knows an option, such as ``--recompute``, given its name in `Options`."""
@@ -125,6 +128,16 @@ _LENGTHS = Form(
 )
 
 
+def keeping(stages: str, share: str) -> Keeping:
+    """The share of M_a that stages keep, as a user wrote both; raises `ValueError`, in words for the user."""
+    if not _STAGES.fullmatch(stages):
+        raise ValueError(f"stages are a number, first, last or a range A..B up to B - 1, not '{stages[:40]}'")
+    value = positive(f"the share of stage {stages}", share, "a stage without a backward is `frozen`, and keeps nothing")
+    if value > MAX_SHARE:
+        raise ValueError(f"the share of stage {stages} is at most {MAX_SHARE:,}")
+    return Keeping(stages, value)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
     """Options of a compilation: changes of the scheme, durations of operations, a limit on the size.
@@ -136,6 +149,10 @@ class Options:
     costs, stage_costs
         Costs of the kinds F, B, I and W, per micro-batch as in ``{"B": 2.5}`` or ``{"B": "5/3"}``, for each of its
         slices as in ``{"F": [2, 3, 4, 5]}``; on each stage, where stages cost unequally, as ``stage_costs``.
+    keep
+        Shares of M_a that stages keep of a micro-batch, as in ``{0: "1/4"}`` or ``{"first": 0.25, "2..4": 2}``, where
+        a range is half open; 1 by default. ``"profile"`` takes them from the profile: M_a is what the largest stage
+        keeps.
     slice_lengths
         The relative lengths of the slices of a micro-batch, as in ``[640, 512, 448, 448]``; by default all are equal.
         With ``"equal-times"`` the profile says with which lengths all take about as long.
@@ -193,6 +210,12 @@ class Options:
         "Cost of a kind per micro-batch on each stage, where stages cost unequally: F=4,4,5,6.",
         metavar="KIND=V,V,..",
         word="stage-cost",
+        repeated=True,
+    )
+    keep: Mapping[int | str, Cost] | Literal["profile"] = _option(
+        dict,
+        "Share of M_a that a stage (a number, first, last, A..B) keeps: 0=1/4; or profile: by its bytes [default: 1].",
+        metavar="STAGE=SHARE",
         repeated=True,
     )
     slice_lengths: Sequence[int] | Literal["equal-times"] = _option(
@@ -263,6 +286,7 @@ class Options:
             if form is not None and not (value is None and option.default is None):
                 form.require(option.name, value)
         self.cost_model()
+        self.keepings()
         self.limits()
 
     def words(self, *names: str) -> Iterator[str]:
@@ -288,6 +312,21 @@ class Options:
                 except ValueError as error:
                     raise OptionError(f"{name}: {error}") from error
         return costs
+
+    def keepings(self) -> tuple[Keeping, ...] | OfProfile:
+        """The shares of M_a that stages keep, exactly as they were written."""
+        if self.keep == OfProfile.PROFILE.value:
+            return OfProfile.PROFILE
+        says = "write them as in {0: '1/4'}, or 'profile'"
+        _require(isinstance(self.keep, Mapping), "keep", self.keep, says)
+        given = list[Keeping]()
+        for stages, share in self.keep.items():
+            _require(isinstance(share, Cost) and not isinstance(share, bool), f"keep[{stages!r}]", share, says)
+            try:
+                given.append(keeping(str(stages), str(share)))
+            except ValueError as error:
+                raise OptionError(f"keep: {error}") from error
+        return tuple(given)
 
     def limits(self) -> tuple[tuple[Quantity, int], ...]:
         """The limits that the search must keep, each as (quantity of memory, limit of every worker)."""
@@ -327,6 +366,10 @@ class Options:
             raise OptionError(f"{names}: {source.name} says both itself; ask for them when you compile its scheme")
         if source.is_ir and self.tied:
             raise OptionError(f"{spell('tied')}: an IR text says itself which stages are tied, in its header")
+        if source.is_ir and self.keep:
+            raise OptionError(
+                f"{spell('keep')}: an IR text says itself what stages keep, in its header: `keep 1/4 0..2`"
+            )
         budget = self.budget(spell)
         if self.search is not None and self.offload:
             names = f"{spell('search')}, {spell('offload')}"
@@ -338,6 +381,9 @@ class Options:
             names = f"{spell('costs')}, {spell('stage_costs')}"
             raise OptionError(f"{names}: both say what {listed(twice)} costs; leave one of them out")
         forecast = self._forecast(spell)
+        if self.keepings() is OfProfile.PROFILE and not forecast:
+            needed = f"{spell('profile')}, {spell('cluster')} and {spell('micro_batch_size')}"
+            raise OptionError(f"{spell('keep')} profile: sizes are those of a profile; add {needed}")
         if lengths is EqualTimes.EQUAL_TIMES and not forecast:
             needed = f"{spell('profile')}, {spell('cluster')} and {spell('micro_batch_size')}"
             raise OptionError(f"{spell('slice_lengths')} {lengths.value}: times are those of a profile; add {needed}")
@@ -359,6 +405,7 @@ class Options:
             self.limits(),
             offload=self.offload == "auto",
             slice_lengths=lengths,
+            keep=self.keepings(),
         )
 
     def _against(self, spell: Spell) -> Source | None:

@@ -3,11 +3,13 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import TYPE_CHECKING
+from fractions import Fraction
+from math import lcm
+from typing import TYPE_CHECKING, NamedTuple
 
-from chimera_ir.cost.durations import Costs
+from chimera_ir.cost.durations import Costs, stage_shares
 from chimera_ir.errors import AboveMaxOperations, NoSuchTie, TooLarge, WrongOption
-from chimera_ir.ir.levels import MAX_PIPES, MAX_WORKERS, Header, Quantity, normalized
+from chimera_ir.ir.levels import MAX_PIPES, MAX_SHARE, MAX_WORKERS, Header, Quantity, normalized
 from chimera_ir.ir.ops import Communicators, Stage, WeightGroup
 from chimera_ir.ir.streams import Level, ProgramStream, ScheduleStream
 from chimera_ir.plural import counted
@@ -36,14 +38,30 @@ Tie = tuple[int | str, ...]
 """Stages that share parameters, as the user writes them: by number, ``"first"`` or ``"last"``."""
 
 
+class OfProfile(Enum):
+    """The choice of what stages keep of M_a by the profile: M_a is then what the largest stage keeps."""
+
+    PROFILE = "profile"
+
+
+class Keeping(NamedTuple):
+    """The ``share`` of M_a that stages keep of a micro-batch, as the user writes it.
+
+    ``stages`` is the number of a stage, ``"first"``, ``"last"``, or a half-open range as ``"0..2"``.
+    """
+
+    stages: str
+    share: Fraction
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """A text, the parameters and clauses that the user set, durations, and a limit on its size; see `Options`.
 
     Durations come from the ``forecast`` or, without it, from ``costs``. The report compares with the text ``against``;
     without that, with the library's baseline or, after a search, with the order before it. The ``limits`` of a search
-    take the place of those that the text declares. Micro-batches have the weights of the header ``like``, and the same
-    stages are frozen, unless the text itself gives weights or frozen stages.
+    take the place of those that the text declares. Micro-batches have the weights of the header ``like``, the same
+    stages are frozen, and stages keep as much of M_a, unless the text itself, or ``keep``, says otherwise.
     """
 
     source: Source
@@ -61,6 +79,7 @@ class Request:
     like: Header | None = None
     offload: bool = False
     slice_lengths: "tuple[int, ...] | EqualTimes" = ()
+    keep: tuple[Keeping, ...] | OfProfile = ()
 
     @property
     def cost_model(self) -> "Forecast | Costs":
@@ -109,6 +128,41 @@ def with_lengths(request: Request, header: Header) -> Header:
         text = ",".join(map(str, lengths))
         raise WrongOption("slice_lengths", f" {text}: these are {count}, and a micro-batch of {header.title} has {cut}")
     return replace(header, lengths=normalized(lengths))
+
+
+def with_shares(request: Request, header: Header) -> Header:
+    """The header with the shares of M_a that stages keep: its own, or those asked for, or those of the model of `like`.
+
+    Raises `WrongOption` for a share of a stage that the header does not have, or that has a share already.
+    """
+    like, stages = request.like, header.stages
+    if isinstance(request.keep, OfProfile):
+        assert request.forecast is not None, "`Options.request` asks for a profile"
+        return replace(header, shares=request.forecast.shares(header))
+    if request.keep:
+        shares = dict[int, Fraction]()
+        for text, share in request.keep:
+            start, stop = _ends(text, stages)
+            given = f" {text}={share}"
+            if not 0 <= start < stop <= stages:
+                raise WrongOption("keep", f"{given}: {header.title} has the stages 0 to {stages - 1}")
+            if twice := [stage for stage in range(start, stop) if stage in shares]:
+                raise WrongOption("keep", f"{given}: the share of stage {twice[0]} is given twice")
+            shares |= dict.fromkeys(range(start, stop), share)
+        of_stages = [shares.get(stage, Fraction(1)) for stage in range(stages)]
+        if (common := lcm(*(share.denominator for share in of_stages))) > MAX_SHARE:
+            raise WrongOption("keep", f": the shares have the common denominator {common:,}, more than {MAX_SHARE:,}")
+        return replace(header, shares=tuple(of_stages) if {*of_stages} != {1} else ())
+    if like is None or not like.shares or header.shares:
+        return header
+    cut, size = stage_shares(like.stages, stages), Fraction(stages, like.stages)
+    return replace(header, shares=tuple(sum(like.shares[old] * part for old, part in parts) * size for parts in cut))
+
+
+def _ends(text: str, stages: int) -> tuple[int, int]:
+    start, dots, stop = text.partition("..")
+    first = {"first": 0, "last": stages - 1}[start] if start in ("first", "last") else int(start)
+    return first, int(stop) if dots else first + 1
 
 
 def parsed(request: Request) -> Scheme | Level:

@@ -22,9 +22,9 @@ from chimera_ir.commands.common import (
 )
 from chimera_ir.cost.durations import COST_LETTERS, SINGLE_LETTERS, Costs
 from chimera_ir.escapes import visible
-from chimera_ir.options import FLAG, MOST, SEARCHED, Declared, Options
+from chimera_ir.options import FLAG, MOST, SEARCHED, Declared, Options, keeping
 from chimera_ir.plural import listed
-from chimera_ir.request import MAX_OPERATIONS, EqualTimes
+from chimera_ir.request import MAX_OPERATIONS, EqualTimes, OfProfile
 from chimera_ir.source import Source
 from chimera_runtime.errors import Misuse
 
@@ -150,11 +150,31 @@ def _by_kind(
     return callback
 
 
+def parse_keep(_: click.Context, __: click.Parameter, words: tuple[str, ...]) -> dict[str, str] | str:
+    """The shares of M_a that stages keep, of a repeatable option ``--keep STAGE=SHARE``, or ``profile``."""
+    by_stages: dict[str, str] = {}
+    if words == (OfProfile.PROFILE.value,):
+        return OfProfile.PROFILE.value
+    for text in words:
+        stages, equals, share = text.partition("=")
+        if not equals:
+            raise WrongCommand(f"--keep {text}: write STAGE=SHARE, as in --keep 0=1/4, or --keep profile alone")
+        if stages in by_stages:
+            raise WrongCommand(f"--keep {stages}: given twice")
+        try:
+            keeping(stages, share)
+        except ValueError as error:
+            raise WrongCommand(f"--keep {text}: {error}") from error
+        by_stages[stages] = share
+    return by_stages
+
+
 # Options of the command line, made from the fields of `Options`.
 
 _PARSE: Mapping[str, Callable[[click.Context, click.Parameter, Any], object]] = {
     "costs": _by_kind("--cost", COST_LETTERS, "B=2.5", Costs().using),
     "stage_costs": _by_kind("--stage-cost", SINGLE_LETTERS, "F=4,4,5,6", Costs().using_stages),
+    "keep": parse_keep,
     "slice_lengths": parse_lengths,
     "tied": parse_ties,
     "split": parse_split,

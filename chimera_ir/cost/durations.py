@@ -162,6 +162,19 @@ IN_FULL = 8
 _NUMBER = re.compile(r"[0-9]{1,18}(\.[0-9]{1,18}|/[0-9]{1,18})?|\.[0-9]{1,18}", re.ASCII)
 
 
+def positive(name: str, text: str, reason: str) -> Fraction:
+    """The exact number that a user wrote; raises `ValueError`, in words for the user, if it is no positive number.
+
+    The words call the number ``name``, and give the ``reason`` why it is not 0.
+    """
+    if not _NUMBER.fullmatch(text) or re.search(r"/0+$", text):
+        raise ValueError(f"{name} is an integer, a decimal or a fraction (2, 0.5, 1/3), not '{text[:40]}'")
+    value = Fraction(text)
+    if value == 0:
+        raise ValueError(f"{name} is greater than 0: {reason}")
+    return value
+
+
 class Durations(Protocol):
     """Durations of operations, and the way in which a report shows them."""
 
@@ -218,12 +231,23 @@ def duration_key(operation: Operation, header: Header) -> DurationKey:
     return (*key, header.weight(operation)) if header.weights else key
 
 
+def of_stages(values: Sequence[Fraction]) -> str:
+    """The numbers of all stages as text: ``[4, 4, 5]``, or ``4 to 5`` if there are many."""
+    many = len(values) > IN_FULL
+    return f"{exact(min(values))} to {exact(max(values))}" if many else f"[{', '.join(map(exact, values))}]"
+
+
 def weighing(header: Header) -> str:
     """Returns the words behind a list of costs that say how much micro-batches weigh; empty if none has a weight."""
     if not header.weights:
         return ""
     least, most = (exact(Fraction(weight)) for weight in (min(header.weights), max(header.weights)))
     return f" for a micro-batch of weight 1; weights {least} to {most}" if least != most else f"; all weigh {most}"
+
+
+def sharing(header: Header) -> str:
+    """Returns the words behind a list of costs that say what stages keep of M_a; empty if every stage keeps 1."""
+    return f"; stages keep {of_stages(header.shares)} M_a" if header.shares else ""
 
 
 class Costs(Mapping[str, Fraction]):
@@ -298,14 +322,7 @@ class Costs(Mapping[str, Fraction]):
         """
         if kind not in COST_LETTERS:
             raise ValueError(f"no kind of operation is called '{kind}': the kinds are {listed(COST_LETTERS)}")
-        if not _NUMBER.fullmatch(text) or re.search(r"/0+$", text):
-            raise ValueError(
-                f"the cost of {kind} is an integer, a decimal or a fraction (2, 0.5, 1/3), not '{text[:40]}'"
-            )
-        value = Fraction(text)
-        if value == 0:
-            raise ValueError(f"the cost of {kind} is greater than 0: an operation that takes no time is no operation")
-        return value
+        return positive(f"the cost of {kind}", text, "an operation that takes no time is no operation")
 
     def using(self, kind: str, text: str) -> "Costs":
         """The costs with that of one kind as a user wrote it, or a list of those of its slices; errors as `parse`.
@@ -405,9 +422,7 @@ class Costs(Mapping[str, Fraction]):
     def _in_words(self, header: Header, kind: str, cost: Fraction) -> str:
         """A cost: ``4 (1, 3)`` where slices cost unequally, ``[4, 4, 5]`` or ``4 to 5`` where stages do."""
         if kind in self.factors:
-            costs = [self[kind] * factor for factor in self.factors[kind]]
-            many = len(costs) > IN_FULL
-            return f"{exact(min(costs))} to {exact(max(costs))}" if many else f"[{', '.join(map(exact, costs))}]"
+            return of_stages([self[kind] * factor for factor in self.factors[kind]])
         shares = self.shares.get(kind, ()) if header.slices > 1 else ()
         return exact(cost) + (f" ({', '.join(exact(self[kind] * share) for share in shares)})" if shares else "")
 
