@@ -42,7 +42,7 @@ def opposing(request: Request, like: Header) -> Request:
             raise AboveMaxOperations(f"the baseline of the report, {_size(like)},", operations, limit)
         source, settings = library.baseline(workers, micros)
         return Request(source, settings, max_operations=limit, like=special)
-    against, costs = request.against, request.costs.of_model_in(like.stages)
+    against, costs = request.against, request.costs.on_stages(like).of_model_in(like.stages)
     if against is None:
         return replace(request, search=None, limits=(), forecast=None, require_fit=False, like=special, keep=())
     fitted = _fitting(against, like, limit) if against.is_scheme else {}

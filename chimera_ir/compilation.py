@@ -464,7 +464,7 @@ class Compilation:
         outlined = outline(scheme, settings, self.request.max_operations)
         for warning in outlined.warnings:
             self.warn(warning)
-        header = replace(outlined.header, ties=groups(self.request.ties, outlined.header.stages))
+        header = replace(outlined.header, ties=groups(self.request.ties, outlined.header.stages, outlined.header.named))
         header, like = with_lengths(self.request, header), self.request.like
         return replace(outlined, header=with_shares(self.request, frozen_as(weighed(header, like), like)))
 

@@ -33,7 +33,8 @@ MOST = 10**6
 Cost = int | float | str | Fraction
 """A duration as the user writes it; a text may have one for each slice of a micro-batch: ``"2,3,4,5"``."""
 
-_STAGES = re.compile(r"first|last|[0-9]{1,9}(\.\.[0-9]{1,9})?", re.ASCII)
+STAGE = re.compile(r"[A-Za-z_]\w*(\[[0-9]{1,9}\])?|[0-9]{1,18}", re.ASCII)
+_STAGES = re.compile(rf"{STAGE.pattern}|[0-9]{{1,9}}\.\.[0-9]{{1,9}}", re.ASCII)
 
 Spell = Callable[[str], str]
 """Returns the name by which the user knows an option, such as ``--recompute``, given its name in `Options`."""
@@ -109,7 +110,8 @@ def _is_path(value: object) -> bool:
 def _is_tie(value: object) -> bool:
     if isinstance(value, str) or not isinstance(value, Sequence):
         return False
-    return len(value) > 1 and all(stage in ("first", "last") or _is_in(stage, least=0) for stage in value)
+    named = (isinstance(stage, str) and STAGE.fullmatch(stage) for stage in value)
+    return len(value) > 1 and all(name or _is_in(stage, least=0) for name, stage in zip(named, value, strict=True))
 
 
 WHOLE = _whole(1, MOST)
@@ -118,7 +120,7 @@ _FILE = Form("it is the path of a file", _is_path)
 _SECONDS = Form(f"it is a number of seconds, up to {MOST:,}", _is_seconds)
 _LAYERS = _list_of(lambda layer: type(layer) is int, "it is a list of layers, as in [0, 9, 17, 25]")
 _DIRECTORIES = _list_of(_is_path, "it is a list of directories")
-_TIES = _list_of(_is_tie, 'write groups of stages, by number, "first" or "last", as in [("first", "last")]')
+_TIES = _list_of(_is_tie, 'write groups of stages, by number or name, as in [("first", "last"), ("image[0]", 3)]')
 _LENGTHS = Form(
     "it is a list of whole numbers from 1 on, as in [640, 512, 448, 448], or 'equal-times'",
     lambda value: (
@@ -131,7 +133,9 @@ _LENGTHS = Form(
 def keeping(stages: str, share: str) -> Keeping:
     """The share of M_a that stages keep, as a user wrote both; raises `ValueError`, in words for the user."""
     if not _STAGES.fullmatch(stages):
-        raise ValueError(f"stages are a number, first, last or a range A..B up to B - 1, not '{stages[:40]}'")
+        raise ValueError(
+            f"stages are a number, first, last, a range A..B up to B - 1, GROUP or GROUP[2], not '{stages[:40]}'"
+        )
     value = positive(f"the share of stage {stages}", share, "a stage without a backward is `frozen`, and keeps nothing")
     if value > MAX_SHARE:
         raise ValueError(f"the share of stage {stages} is at most {MAX_SHARE:,}")
@@ -148,7 +152,8 @@ class Options:
     ----------
     costs, stage_costs
         Costs of the kinds F, B, I and W, per micro-batch as in ``{"B": 2.5}`` or ``{"B": "5/3"}``, for each of its
-        slices as in ``{"F": [2, 3, 4, 5]}``; on each stage, where stages cost unequally, as ``stage_costs``.
+        slices as in ``{"F": [2, 3, 4, 5]}``, on a group of stages as in ``{"image.F": "1/4"}``; on each stage, where
+        stages cost unequally, as ``stage_costs``.
     keep
         Shares of M_a that stages keep of a micro-batch, as in ``{0: "1/4"}`` or ``{"first": 0.25, "2..4": 2}``, where
         a range is half open; 1 by default. ``"profile"`` takes them from the profile: M_a is what the largest stage
@@ -200,7 +205,7 @@ class Options:
 
     costs: Mapping[str, Cost | Sequence[Cost]] = _option(
         dict,
-        f"Cost of {listed(COST_LETTERS, 'or')} per micro-batch, or of each slice: F=2,3.",
+        f"Cost of {listed(COST_LETTERS, 'or')} per micro-batch, of each slice: F=2,3, or on a group: image.F=1/4.",
         metavar="KIND=VALUE",
         word="cost",
         repeated=True,
@@ -214,7 +219,7 @@ class Options:
     )
     keep: Mapping[int | str, Cost] | Literal["profile"] = _option(
         dict,
-        "Share of M_a that a stage (a number, first, last, A..B) keeps: 0=1/4; or profile: by its bytes [default: 1].",
+        "Share of M_a that stages (a number, A..B, a name) keep: image=1/4; or profile: by their bytes [default: 1].",
         metavar="STAGE=SHARE",
         repeated=True,
     )
@@ -308,7 +313,11 @@ class Options:
         for name, example, part in forms:
             for kind, text in _cost_texts(name, getattr(self, name), example, part):
                 try:
-                    costs = costs.using(kind, text) if part == "slice" else costs.using_stages(kind, text)
+                    group, _, letter = kind.rpartition(".")
+                    if group:
+                        costs = costs.using_group(group, letter, text)
+                    else:
+                        costs = costs.using(kind, text) if part == "slice" else costs.using_stages(kind, text)
                 except ValueError as error:
                     raise OptionError(f"{name}: {error}") from error
         return costs
@@ -377,7 +386,7 @@ class Options:
         lengths = EqualTimes.EQUAL_TIMES if isinstance(self.slice_lengths, str) else tuple(self.slice_lengths)
         if lengths and not source.is_scheme:
             raise OptionError(f"{spell('slice_lengths')}: {source.name} has its own; give lengths to its scheme")
-        if twice := [kind for kind in self.costs if kind in self.stage_costs]:
+        if twice := [kind for kind in self.stage_costs if kind in {word.rpartition(".")[2] for word in self.costs}]:
             names = f"{spell('costs')}, {spell('stage_costs')}"
             raise OptionError(f"{names}: both say what {listed(twice)} costs; leave one of them out")
         forecast = self._forecast(spell)
@@ -497,7 +506,8 @@ def _cost_texts(name: str, by_kind: object, example: str, part: str) -> Iterator
     if not isinstance(by_kind, Mapping):
         raise OptionError(f"{name} is {by_kind!r:.60}: write them as in {example}")
     for kind, cost in by_kind.items():
-        _require(kind in COST_LETTERS, name, kind, f"the kinds are {', '.join(COST_LETTERS)}")
+        letter = kind.rpartition(".")[2] if isinstance(kind, str) and part == "slice" else kind
+        _require(letter in COST_LETTERS, name, kind, f"the kinds are {', '.join(COST_LETTERS)}")
         costs = cost if isinstance(cost, list | tuple) else [cost]
         are_costs = all(isinstance(value, Cost) and not isinstance(value, bool) for value in costs)
         says = f"it is a number, a text as '5/3', or one for each {part}"

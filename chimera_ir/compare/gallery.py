@@ -157,7 +157,9 @@ def _fitted(source: Source, fixed: Settings, like: Header, ask: Ask) -> Settings
 
 def _compiled(name: str, request: Request, like: Header) -> ScheduleRow:
     of_model = replace(like, weights=(), frozen=()) if like.shares else None
-    compilation = Compilation(replace(request, costs=request.costs.of_model_in(like.stages), keep=(), like=of_model))
+    compilation = Compilation(
+        replace(request, costs=request.costs.on_stages(like).of_model_in(like.stages), keep=(), like=of_model)
+    )
     require_same_size(compilation.schedule.header, like, request.source.name)
     report, prediction, timeline = compilation.report, compilation.prediction, compilation.timeline
     window = steady_window(timeline)

@@ -210,6 +210,29 @@ class Feed(NamedTuple):
     keyword: str = ""
 
 
+def stages_called(text: str, stages: int, named: Sequence[NamedStages] = ()) -> range:
+    """The stages that a user calls ``2``, ``0..2``, ``first``, ``image`` or ``image[1]``, if there are any.
+
+    Examples
+    --------
+    >>> groups = (NamedStages("image", Stage(0), Stage(2)), NamedStages("text", Stage(2), Stage(5)))
+    >>> stages_called("text", 5, groups), stages_called("image[1]", 5, groups), stages_called("3..9", 5, groups)
+    (range(2, 5), range(1, 2), range(0, 0))
+    """
+    group, bracket, place = text.partition("[")
+    runs = {name: range(start, stop) for name, start, stop in named}
+    if group in runs:
+        of_group = runs[group]
+        return of_group[int(place[:-1]) :][:1] if bracket else of_group
+    start, dots, stop = text.partition("..")
+    ends = {"first": 0, "last": stages - 1}
+    if not (start in ends or start.isdecimal()):
+        return range(0)
+    first = ends[start] if start in ends else int(start)
+    end = int(stop) if dots else first + 1
+    return range(first, end) if first < end <= stages else range(0)
+
+
 class Absence(NamedTuple):
     """The micro-batches that a group of stages does not have: no operation of them is on any of its stages."""
 
