@@ -9,8 +9,9 @@ stage and of its ties, for its backward. A micro-batch meets one version of what
 of the slice before it, and its backward the gradient of its own carry, which that of the next slice left. What a
 forward or a first half kept is on the worker or on its host; a copy between the two runs at any moment after its
 launch, in order, and what is copied is nowhere for sure until the lane has waited for it. Where the header restricts
-the kinds of operations there are forwards alone: each must have run once, and nothing is summed. So it is on the first
-stages if these are frozen; a frozen stage behind a trained one makes gradients of its inputs alone.
+the kinds of operations there are forwards alone: each must have run once, and nothing is summed. So it is on frozen
+stages that nothing trained feeds; a frozen stage behind a trained one makes gradients of its inputs alone. A stage
+reads what all stages that feed it have made, and its backward the gradients of all that it feeds.
 """
 
 import random
@@ -59,8 +60,14 @@ class Executor:
         self.trains = not program.header.only
         self.streams = program.header.asynchronous
         self.micros = sorted(m for pipe in program.header.pipes for m in pipe.micros)
+        stages_of = {name: range(start, stop) for name, start, stop in program.header.named}
+        self.absent = {(m, s) for name, micros in program.header.absent for m in micros for s in stages_of[name]}
         self.where = {
-            (m, s): w for pipe in program.header.pipes for m in pipe.micros for s, w in enumerate(pipe.workers)
+            (m, s): w
+            for pipe in program.header.pipes
+            for m in pipe.micros
+            for s, w in enumerate(pipe.workers)
+            if (m, s) not in self.absent
         }
         self.again = {
             (m, s)
@@ -68,9 +75,18 @@ class Executor:
             for s in pipe.recompute
             for m in next((some for stage, some in pipe.recomputed if stage == s), pipe.micros)
         }
+        # The edges of the graph of stages, and all stages that feed one, also through others.
+        starts = {start for _, start, _ in program.header.named} if program.header.feeds else set()
+        edges = [(s - 1, s) for s in range(1, self.stages) if s not in starts]
+        edges += [(source, target) for source, target, _ in program.header.feeds]
+        self.before = {s: [source for source, target in edges if target == s] for s in range(self.stages)}
+        self.after = {s: sorted(target for source, target in edges if source == s) for s in range(self.stages)}
+        self.ways: dict[int, set[int]] = {}
+        for s in range(self.stages):
+            self.ways[s] = {s}.union(*(self.ways[source] for source in self.before[s]))
+        # Stages with nothing trained in front of them keep nothing, and get no gradients.
         self.frozen = {*program.header.frozen}
-        # The first trained stage: those before it keep nothing, and get no gradients.
-        self.first = min({*range(self.stages)} - self.frozen)
+        self.forward_only = {s for s in range(self.stages) if self.ways[s] <= self.frozen}
         groups: list[Group] = [*((s,) for s in range(self.stages) if s not in self.frozen), *program.header.ties]
         self.members = {group: {pipe.workers[s] for pipe in program.header.pipes for s in group} for group in groups}
         self.groups = {s: [group for group in groups if s in group] for s in range(self.stages)}
@@ -117,7 +133,7 @@ class Executor:
             )
             self.demand(worker.stepped == due, "worker {} stepped {}, not {}", worker.number, worker.stepped, due)
             self.demand(not worker.stashed, "worker {} keeps {}", worker.number, worker.stashed)
-            alone = {(m, s) for (m, s), w in self.where.items() if w == worker.number and s < self.first}
+            alone = {(m, s) for (m, s), w in self.where.items() if w == worker.number and s in self.forward_only}
             self.demand(worker.alone == alone, "worker {} ran {} alone", worker.number, sorted(worker.alone))
             left = worker.host.left
             self.demand(not left, "worker {} leaves {} on its host, or on the way", worker.number, left)
@@ -199,7 +215,9 @@ class Executor:
                 for each in self.random.sample([forward, backward], 2):
                     self.compute(worker, each)
             case Send(message, to):
-                key = ("act" if message.source < message.target else "grad", message.micros, message.source)
+                is_onward = message.source < message.target
+                key = ("act" if is_onward else "grad", message.micros, message.source)
+                key += () if is_onward else (message.target,)
                 self.demand(key in worker.outputs, "worker {} sends {} before it has it", worker.number, key)
                 self.demand(message not in worker.sends, "{} is sent twice", message)
                 cell, value = worker.outputs[key]
@@ -275,23 +293,25 @@ class Executor:
             known = self.read.setdefault((micro, group), version)
             self.demand(known == version, "{} meets {} and {} of what {} share", micro, known, version, group)
         data = Cell(("data", micros))
-        source = (data, data.value) if stage == 0 else self.input(worker, "act", micros, stage - 1, stage)
+        sources = [source for source in self.before[stage] if (micros[0], source) not in self.absent]
+        read = [self.input(worker, "act", micros, source, stage) for source in sources] or [(data, data.value)]
         for micro in micros:
             self.demand(self.where[micro, stage] == worker.number, "forward on the wrong worker")
             self.demand((micro, stage) not in worker.kept.keys() | worker.alone, "forward twice")
             self.carry(worker, micro, stage)
             worker.carried |= {("c", micro, stage)} if (micro + 1) % self.slices else set()
-            if stage < self.first:
+            if stage in self.forward_only:
                 worker.alone.add((micro, stage))
                 worker.carried.discard(("c", micro - 1, stage))
                 continue
-            worker.kept[micro, stage] = (*source, weights)
+            worker.kept[micro, stage] = (read, weights)
             worker.inputs |= {(micro, stage)} & self.again
             if (micro, stage) not in self.again:
                 worker.host.places["activations", micro, stage] = "worker"
         output = ("act", micros, stage)
-        if stage > 0 and self.random.random() < 0.5:  # the output is a view of the input
-            worker.outputs[output] = (source[0], source[0].value)
+        if sources and self.random.random() < 0.5:  # the output is a view of an input
+            cell, _ = self.random.choice(read)
+            worker.outputs[output] = (cell, cell.value)
         else:
             worker.outputs[output] = (Cell(output), output)
 
@@ -299,8 +319,9 @@ class Executor:
         """From the input that the forward read; what it keeps may be the memory of the input."""
         for micro in micros:
             self.demand((micro, stage) in worker.inputs, "recomputed without its forward, or twice")
-            cell, value, read = worker.kept[micro, stage]
-            self.demand((cell.value, read) == (value, weights), "{} on {} recomputes something else", micro, stage)
+            read, before = worker.kept[micro, stage]
+            is_same = before == weights and all(cell.value == value for cell, value in read)
+            self.demand(is_same, "{} on {} recomputes something else", micro, stage)
             worker.inputs.remove((micro, stage))
             worker.host.places["activations", micro, stage] = "worker"
             self.carry(worker, micro, stage)
@@ -315,41 +336,48 @@ class Executor:
     ) -> tuple[Cell, object]:
         """The memory and the value of an operation's input, if it is what it must be: of all its micro-batches."""
         if self.where[micros[0], source] == worker.number:
-            self.demand((kind, micros, source) in worker.outputs, "{} {} {} is not there", kind, micros, source)
-            cell, value = worker.outputs[kind, micros, source]
+            key = (kind, micros, source, *([target] if kind == "grad" else []))
+            self.demand(key in worker.outputs, "{} {} {} is not there", kind, micros, source)
+            cell, value = worker.outputs[key]
         else:
             value = ACTIVATIONS if kind == "act" else GRADIENTS
             recv = worker.recvs.get((micros, source, target, value))
             self.demand(recv is not None and recv.waited, "{} {} {} was not waited for", kind, micros, source)
             cell, value = recv.cell, recv.cell.value
-        is_right = cell.value == value and self.means(value, kind, micros, source)
+        is_right = cell.value == value and self.means(value, kind, micros, source, target)
         self.demand(is_right, "{} {} {} is {}", kind, micros, source, cell.value)
         return cell, value
 
-    def means(self, value: object, kind: str, micros: tuple[int, ...], source: int) -> bool:
+    def means(self, value: object, kind: str, micros: tuple[int, ...], source: int, target: int) -> bool:
         """Whether a token is the result of a stage; a view keeps the token of the stage it began with."""
-        if not (isinstance(value, tuple) and len(value) == 3):
-            return False
-        return value[:2] == (kind, micros) and (value[2] <= source if kind == "act" else value[2] == source)
+        if kind == "grad":
+            return value == (kind, micros, source, target)
+        is_output = isinstance(value, tuple) and len(value) == 3 and value[:2] == (kind, micros)
+        return is_output and value[2] in self.ways[source]
 
     def input_gradient(self, worker: Worker, micros: tuple[int, ...], stage: int, weights: tuple[int, ...]) -> None:
         """What the weight gradient still needs may be the memory of all that this half reads."""
-        given = [self.input(worker, "grad", micros, stage + 1, stage)] if stage < self.stages - 1 else []
+        readers = [after for after in self.after[stage] if (micros[0], after) not in self.absent]
+        given = [self.input(worker, "grad", micros, after, stage) for after in readers]
         for micro in micros:
             self.demand((micro, stage) in worker.kept.keys() - worker.inputs, "backward before its forward")
             place = worker.host.places.pop(("activations", micro, stage))
             self.demand(place == "worker", "backward of {} on {}, which is {}", micro, stage, place)
-            cell, value, read = worker.kept.pop((micro, stage))
-            self.demand(cell.value == value, "the activations of {} on {} were overwritten", micro, stage)
-            self.demand(read == weights, "forward of {} on {} with {}, backward with {}", micro, stage, read, weights)
+            read, before = worker.kept.pop((micro, stage))
+            is_there = all(cell.value == value for cell, value in read)
+            self.demand(is_there, "the activations of {} on {} were overwritten", micro, stage)
+            same = before == weights
+            self.demand(same, "forward of {} on {} with {}, backward with {}", micro, stage, before, weights)
             if stage not in self.frozen:
-                worker.halves[micro, stage] = [(cell, value), *given]
+                worker.halves[micro, stage] = [*read, *given]
                 worker.host.places["operands", micro, stage] = "worker"
             self.carry(worker, micro, stage)
             used = {("c", micro, stage), ("dc", micro, stage)} if (micro + 1) % self.slices else set()
             self.demand(used <= worker.carried, "the gradient of the carry of {} on {} lacks", micro, stage)
             worker.carried = worker.carried - used | ({("dc", micro - 1, stage)} if micro % self.slices else set())
-        worker.outputs["grad", micros, stage] = (Cell(("grad", micros, stage)), ("grad", micros, stage))
+        for before in self.before[stage]:
+            key = ("grad", micros, stage, before)
+            worker.outputs[key] = (Cell(key), key)
 
     def weight_gradient(self, worker: Worker, micros: tuple[int, ...], stage: int, weights: tuple[int, ...]) -> None:
         for group in self.groups[stage]:
@@ -382,7 +410,8 @@ class Executor:
         for part in worker.summed[group, version].parts.values():
             total.update(part)
         size = len(self.micros) // self.updates
-        wanted = Counter((micro, s) for micro in range((version - 1) * size, version * size) for s in group)
+        due = product(range((version - 1) * size, version * size), group)
+        wanted = Counter(cell for cell in due if cell not in self.absent)
         self.demand(total == wanted, "{} steps with {}", group, total)
         worker.stepped[group] += 1
         worker.busy.discard(group)

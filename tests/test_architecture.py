@@ -150,7 +150,7 @@ def test_the_code_generator_sees_of_verification_only_its_type() -> None:
 @pytest.mark.parametrize(
     ("name", "homes"),
     [
-        ("networkx", {"flow"}),
+        ("networkx", {"flow", "ir"}),
         ("click", {"commands"}),
         ("torch", {"measure"}),
         ("chimera_runtime", {"measure", "commands", "predict", "profile"}),

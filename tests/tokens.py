@@ -104,7 +104,7 @@ class Worker:
         self.sends: dict[object, Transfer] = {}
         self.recvs: dict[object, Transfer] = {}
         self.outputs: dict[object, tuple[Cell, object]] = {}
-        self.kept: dict[object, tuple[Cell, object, tuple[int, ...]]] = {}
+        self.kept: dict[object, tuple[list[tuple[Cell, object]], tuple[int, ...]]] = {}
         self.inputs: set[object] = set()
         self.alone: set[object] = set()
         self.carried: set[tuple[str, int, int]] = set()

@@ -154,6 +154,7 @@ def facts(verified: Verified, evaluation: Verified) -> Facts:
         **({"frozen": list(header.frozen)} if header.frozen else {}),
         **({"named": header.named} if header.named else {}),
         **({"feeds": header.graph} if header.feeds else {}),
+        **({"absent": [[name, runs(micros)] for name, micros in header.absent]} if header.absent else {}),
         **({"weights": list(map(int, header.weights))} if header.weights else {}),
         "recomputing": sorted({stage for pipe in header.pipes for stage in pipe.recompute}),
         **({"moving": stages(lambda kind: kind.moves and not kind.moves_operands)} if header.moves else {}),
@@ -285,7 +286,8 @@ def _micros(header: Header, worker: Worker, stage: int, *, recomputing: bool = F
     cycle = header.period or header.micro_batches
     pipes = [pipe for pipe in header.pipes if pipe.workers[stage] == worker]
     micros = (micro for pipe in pipes for micro in pipe.micros)
-    return {micro % cycle for micro in micros if not recomputing or header.recomputes(micro, Stage(stage))}
+    present = (micro for micro in micros if header.has(micro, Stage(stage)))
+    return {micro % cycle for micro in present if not recomputing or header.recomputes(micro, Stage(stage))}
 
 
 # Makes the files of an output directory as text: templates filled from `RankView`, and program.json.

@@ -258,10 +258,16 @@ def _kind(header: Header, instruction: ops.Instruction) -> tuple[object, int | N
             assert_never(instruction)
 
 
-def _neighbours(header: Header, operation: ops.Compute) -> tuple[Worker, ...]:
-    """The workers of an operation's stage, of the stages that feed it, and of the stages that it feeds."""
-    stages = (operation.stage, *header.feeding[operation.stage], *header.fed[operation.stage])
-    return tuple([header.worker(operation.micros[0], stage) for stage in stages])
+def _neighbours(header: Header, operation: ops.Compute) -> tuple[Worker | None, ...]:
+    """The workers of an operation's stage, of the stages that feed it, and of the stages that it feeds.
+
+    A stage that does not have the micro-batch counts as None.
+    """
+    stages, micro = (
+        (operation.stage, *header.feeding[operation.stage], *header.fed[operation.stage]),
+        operation.micros[0],
+    )
+    return tuple([header.worker(micro, stage) if header.has(micro, stage) else None for stage in stages])
 
 
 def _pattern(micros: tuple[int, ...]) -> tuple[int, ...]:

@@ -195,9 +195,10 @@ class Scribe:
     def _values(self, value: Value, operation: ops.Compute) -> str:
         """The expression for a value where an operation reads it: from several stages the tensors of all in a tuple."""
         stage = operation.stage
-        makers = self.header.makers(value, stage)
+        makers = self.header.makers(value, stage, operation.micros[0])
         texts = [self._value(ops.Message(operation.micros, maker, stage, value)) for maker in makers]
-        return f"({', '.join(f'*{text}' for text in texts)})" if len(texts) > 1 else "".join(texts)
+        none = "()" if self.header.makers(value, stage) else ""
+        return f"({', '.join(f'*{text}' for text in texts)})" if len(texts) > 1 else "".join(texts) or none
 
     def _value(self, message: ops.Message) -> str:
         """The expression for a message's value where it is read: made on this worker, or received."""

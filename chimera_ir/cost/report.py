@@ -236,10 +236,21 @@ class Report(Figures):
             **_further(self),
             **({"weights": list(map(number, map(Fraction, self.header.weights)))} if self.header.weights else {}),
             **({"frozen": list(self.header.frozen)} if self.header.frozen else {}),
+            **_graph(self.header),
             **({} if self.without_offload is None else {"without_offload": self.without_offload.as_json()}),
             "asynchronous": self.asynchronous,
             **(ages if self.asynchronous else {}),
         }
+
+
+def _graph(header: Header) -> Mapping[str, object]:
+    """The groups of stages, the edges between them, and the micro-batches that groups do not have."""
+    listed = {
+        "groups": {name: [*range(start, stop)] for name, start, stop in header.named},
+        "feeds": [[feed.source, feed.target] for feed in header.feeds],
+        "absent": {absence.group: [*absence.micros] for absence in header.absent},
+    }
+    return {name: value for name, value in listed.items() if value}
 
 
 Grow = Callable[[Figures, Timeline], Figures]
@@ -434,11 +445,12 @@ def heading(report: Report) -> Text:
     header = report.header
     parameters = " ".join(f"{name}={value}" for name, value in header.parameters)
     costs = _costs(report)
-    frozen = f" ({len(header.frozen)} frozen)" if header.frozen else ""
+    groups = [f"{group.name} {group.stop - group.start}" for group in header.named]
+    groups += [f"{len(header.frozen)} frozen"] if header.frozen else []
     sizes = ", ".join(
         (
             counted(header.workers, "worker"),
-            counted(header.stages, "stage") + frozen,
+            counted(header.stages, "stage") + (f" ({', '.join(groups)})" if groups else ""),
             counted(header.whole_micro_batches, "micro-batch"),
             counted(len(header.pipes), "pipe"),
         )
@@ -457,6 +469,10 @@ def _differences(report: Report) -> Iterator[str]:
     if header.stages != base.stages:
         larger = exact(Fraction(header.stages, base.stages))
         yield f"{counted(base.stages, 'stage')}, each as large as {larger} of these"
+    if header.feeds and not base.feeds:
+        yield "its stages are one chain"
+    if header.absent and not base.absent:
+        yield "all micro-batches on all stages"
     if header.frozen and not base.frozen:
         yield "all of its stages are trained"
     costs = _costs(report.baseline)
@@ -520,8 +536,8 @@ def _launches(report: Report) -> list[Text]:
     rest = len(report.synchronisation) - len(early)
     steady, unit = report.header.asynchronous, report.durations.unit
     lines = [
-        f"{group_name(launched.group)} on worker {launched.worker}: {_launch_text(launched, steady, unit)}"
-        for launched in early[:IN_FULL]
+        f"{group_name(launch.group, report.header)} on worker {launch.worker}: {_launch_text(launch, steady, unit)}"
+        for launch in early[:IN_FULL]
     ]
     if len(early) > IN_FULL:
         lines.append(f"and {counted(len(early) - IN_FULL, 'more such launch')} (report.json lists all)")

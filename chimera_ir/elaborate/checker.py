@@ -39,6 +39,9 @@ def check_clauses(scheme: ast.Scheme) -> Iterator[Diagnostic]:
     yield from _once(scheme.items, ast.Frozen, "the scheme", "frozen")
     if updates:
         yield from (say.FrozenNotSupported(item.span) for item in scheme.items if isinstance(item, ast.Frozen))
+        edges = [item for item in scheme.items if isinstance(item, ast.Feeds)]
+        lines = [line for pipe in scheme.pipes for line in pipe.lines(ast.Stages) if line.group is not None]
+        yield from (say.GraphNotSupported(line.span) for line in (*edges, *lines)[:1])
     yield from _once(updates, ast.Update, "the scheme", "update")
     for quantity in Quantity:
         bounds = [item for item in scheme.items if isinstance(item, ast.Memory) and item.quantity is quantity]
@@ -72,8 +75,9 @@ def _lines(pipe: ast.PipeBlock) -> Iterator[Diagnostic]:
     for name, needed in (("stages", ast.Stages), ("micros", ast.Micros), ("operation", ast.Operation)):
         if not any(isinstance(line, needed) for line in pipe.clauses):
             yield say.MissingClause(pipe.name.span, pipe.name.text, name, _EXAMPLES[name])
+    if any(line.group is None for line in pipe.lines(ast.Stages)):
+        yield from _once(pipe.clauses, ast.Stages, f"the pipe `{pipe.name.text}`", "stages")
     single = (
-        ("stages", ast.Stages),
         ("micros", ast.Micros),
         ("slices", ast.Slices),
         (_READS, ast.Reads),
@@ -486,6 +490,8 @@ class _Checker:
         self._definitions = list(definitions(scheme))
         self._formulas = FormulaChecker(self._definitions)
         self._defined: dict[str, Meaning] = {}
+        lines = (line for pipe in scheme.pipes for line in pipe.lines(ast.Stages) if line.group is not None)
+        self._groups = {line.group.text: TableName(line.group.span) for line in lines if line.group is not None}
 
     @property
     def mistakes(self) -> list[Diagnostic]:
@@ -519,7 +525,9 @@ class _Checker:
                 self._number(count, "`workers`", self._defined)
                 self._numbers(left_out, "`except`")
             case ast.Frozen(stages):
-                self._numbers(stages, "`frozen`")
+                self._stages(stages, "`frozen`")
+            case ast.Feeds(source, target):
+                self._stages((source, target), "`feeds`")
             case ast.Require(condition):
                 self._formulas.formula(condition, Type.TRUTH, "`require`", self._defined)
             case ast.Update(count):
@@ -543,6 +551,29 @@ class _Checker:
                 self._range(part, self._defined)
             else:
                 self._number(part, place, self._defined)
+
+    def _stages(self, parts: Sequence[ast.Expression | ast.Range | ast.Several], place: str) -> None:
+        """Checks stages behind `frozen` and `feeds`, where the names of groups are known."""
+        scope: NameLayers = ChainMap({**self._groups}, self._defined)
+        several = [part for part in parts if isinstance(part, ast.Several)]
+        for some in several:
+            position = ast.Integer(0, span=some.group.span)
+            self._formulas.type_of(ast.Lookup(some.group, position, span=some.span), scope, None)
+            self._range(some.index.range, self._defined)
+        if place == "`feeds`" and several:
+            scope = scope.new_child({**self._variables([several[0].index.variable])})
+        if len(several) > 1 and place == "`feeds`":
+            self.mistakes.append(say.SeveralBoth(several[1].span))
+        for part in parts:
+            match part:
+                case ast.Range():
+                    self._range(part, scope)
+                case ast.Several():
+                    pass
+                case ast.Name(text) if text in self._groups and place == "`frozen`":
+                    pass
+                case _:
+                    self._number(part, place, scope)
 
     def _define(self, name: ast.Word, meaning: Meaning) -> None:
         if name.text in BUILTINS:
@@ -587,16 +618,18 @@ class _Checker:
     def _lines(self, pipe: ast.PipeBlock) -> None:
         # The names that the pipe's lines define. A guard may use all but the micro-batch.
         index = [] if pipe.index is None else [pipe.index.variable]
-        stages, micros, slices = pipe.lines(ast.Stages)[:1], pipe.lines(ast.Micros)[:1], pipe.lines(ast.Slices)[:1]
+        stages, micros, slices = pipe.lines(ast.Stages), pipe.lines(ast.Micros)[:1], pipe.lines(ast.Slices)[:1]
+        groups = [line.group for line in stages if line.group is not None]
+        stages = stages if len(groups) == len(stages) else stages[:1]
         lets = pipe.lines(ast.Let)
         of_stage = [*(line.variable for line in stages), *(line.worker for line in stages if line.worker is not None)]
         of_slice = {clause.variable.text for clause in slices}
         of_micro = [*(clause.variable for clause in micros), *(clause.variable for clause in slices)]
         words = [*index, *of_stage, *of_micro]
-        meanings = self._variables([*words, *(let.name for let in lets)])
+        meanings = self._variables([*words, *(let.name for let in lets), *groups])
         variables = {word.text: meanings[word.text] for word in words}
         # Scopes see the names that lines `let` define so far.
-        named: dict[str, Meaning] = {}
+        named: dict[str, Meaning] = {word.text: TableName(word.span) for word in groups}
         outside: NameLayers = ChainMap({word.text: variables[word.text] for word in index}, named, self._defined)
         if pipe.index is not None:
             self._range(pipe.index.range, self._defined)

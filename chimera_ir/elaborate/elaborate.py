@@ -7,12 +7,14 @@ from itertools import chain
 
 from chimera_ir.diagnostics.model import Diagnostic, made_of, reject
 from chimera_ir.elaborate.checker import check
+from chimera_ir.elaborate.graph import feeds, frozen_stages
 from chimera_ir.elaborate.operations import Listed, Readings, operations, place, readings, strategies, torn, weights
 from chimera_ir.elaborate.pipes import Shape, shapes
 from chimera_ir.elaborate.settings import Globals, evaluate_globals, parameter_names, require_settable
 from chimera_ir.elaborate.unrolling import EndlessPipes, endless
-from chimera_ir.ir.levels import Header, Pipe, Plan
-from chimera_ir.ir.ops import Unclocked
+from chimera_ir.ir.graph import graph_mistakes
+from chimera_ir.ir.levels import Absence, Header, Pipe, Plan
+from chimera_ir.ir.ops import Micro, Unclocked, singles
 from chimera_ir.ir.streams import PlanStream, header_of
 from chimera_ir.syntax import ast
 
@@ -66,7 +68,7 @@ class Outline:
         """Returns the plan or, for a scheme without a flush, the plan stream; raises what `plan` raises."""
         if self.endless is None:
             listed = _planned(self.shapes, self.header.pipes, {})
-            return Plan(_moving(self.header, listed), listed)
+            return Plan(_without_absent(_moving(self.header, listed), listed), listed)
         # The turn that begins with micro-batch 0, whose versions are those of the steady state.
         header = header_of(self.header, self.endless.turn.updates)
         reads = readings(self.shapes, header.pipes, self.endless.rhythms)
@@ -99,6 +101,7 @@ def outline(scheme: ast.Scheme, settings: Mapping[str, int], max_operations: int
     cut = tuple(map(Shape.lengthened, ranges, stream.turn.micros)) if stream else ranges
     stages = len(ranges[0].stage_range)
     workers = stages if values.workers is None else values.workers
+    edges, origins = feeds(values, ranges[0].groups)
     pipes = place(cut, workers, values.workers_span, values.left_out)
     header = Header(
         scheme=scheme.name.text,
@@ -114,8 +117,12 @@ def outline(scheme: ast.Scheme, settings: Mapping[str, int], max_operations: int
         period=stream.turn.period * ranges[0].slices if stream else 0,
         slices=ranges[0].slices,
         weights=weights(cut, pipes),
-        frozen=values.frozen_stages(stages),
-    ).recomputing_for_backwards()
+        frozen=frozen_stages(values, ranges[0].groups),
+        named=ranges[0].groups if ranges[0].lines[0].group else (),
+        feeds=edges,
+    )
+    reject(graph_mistakes(header, origins))
+    header = header.recomputing_for_backwards()
     shown = header_of(header, stream.turns * stream.turn.updates) if stream else header
     return Outline(shown, cut, values, warnings, stream)
 
@@ -141,6 +148,23 @@ def _warnings(tree: _Tree) -> tuple[Diagnostic, ...]:
 def _moving(header: Header, operations: Iterable[Listed]) -> Header:
     moves = any(operation.kind.moves for *_, operation in operations)
     return replace(header, moves=True) if moves else header
+
+
+def _without_absent(header: Header, operations: Iterable[Listed]) -> Header:
+    """The header with the micro-batches of which a group has no operation at all, if others have some."""
+    if not header.named:
+        return header
+    group_of = [group.name for group in header.named for _ in range(group.start, group.stop)]
+    parts = singles(planned.operation for planned in operations)
+    present = {(group_of[part.stage], micro) for part in parts for micro in part.micros}
+    somewhere = {micro for _, micro in present}
+    absent = {
+        group.name: tuple(
+            Micro(m) for m in range(header.micro_batches) if (group.name, m) not in present and m in somewhere
+        )
+        for group in header.named
+    }
+    return replace(header, absent=tuple(Absence(name, micros) for name, micros in absent.items() if micros))
 
 
 def _preference(planned: Listed) -> int:

@@ -17,7 +17,7 @@ from chimera_ir.diagnostics.model import Attempts, Diagnostic, Rejected, made_of
 from chimera_ir.elaborate.affine import ALWAYS, Law, eventual_law, law, limited
 from chimera_ir.elaborate.evaluate import LIMIT, Fault, Frame, Scope, compiled, evaluate
 from chimera_ir.elaborate.grid import Grid, UndefinedOnGrid
-from chimera_ir.elaborate.pipes import Shape
+from chimera_ir.elaborate.pipes import Shape, StageLine
 from chimera_ir.ir.levels import MAX_AGE, Header, Pipe, Strategy
 from chimera_ir.ir.ops import (
     Clock,
@@ -81,15 +81,16 @@ def _recomputed(shape: Shape) -> Mapping[int, Set[int]]:
 
     By the line ``recompute`` or, without one, by operation lines; failures of those are reported with the operations.
     """
-    clause, (micro_variable, stage_variable) = shape.recompute, shape.names
+    clause, (micro_variable, _) = shape.recompute, shape.names
     if clause and (clause.guard is None or not shape.scope.depends(clause.guard, micro_variable)):
         return dict.fromkeys(_stages_of(shape, clause), frozenset(shape.micro_range))
     recomputed: dict[int, set[int]] = defaultdict(set)
     if clause and clause.guard is not None:
-        cells = {micro_variable: shape.micro_range, stage_variable: shape.stage_range}
-        for (micro, stage), holds in shape.values(clause.guard, cells):
-            if holds:
-                recomputed[stage].add(micro)
+        for of_line in _lines_of(shape, clause.guard):
+            cells = {micro_variable: shape.micro_range, of_line.variable: of_line.values}
+            for (micro, stage), holds in shape.values(clause.guard, cells):
+                if holds:
+                    recomputed[of_line.first + stage].add(micro)
         return recomputed
     for line, sliced in product(shape.operations, shape.by_slice()):
         if line.subjects[0].kind.recomputes:
@@ -104,10 +105,11 @@ def _recomputations(line: ast.Operation, shape: Shape) -> Iterator[tuple[int, ra
 
     Ends where ranges name more micro-batches than there are, which is reported with the operations.
     """
+    left = len(shape.micro_range) * len(shape.stage_range)
+    shape = shape.on_group(*line.formulas)
     scope, subject, micros = shape.scope.with_variables(*shape.names), line.subjects[0], shape.micro_range
     stage, holds = compiled(subject.stage, scope), None if line.guard is None else compiled(line.guard, scope)
     numbers = [compiled(end, scope) for end in subject.ends]
-    left = len(micros) * len(shape.stage_range)
     for frame in product(shape.steps, shape.stage_range):
         if holds is None or holds(frame):
             first, *stop = (number(frame) for number in numbers)
@@ -120,9 +122,17 @@ def _recomputations(line: ast.Operation, shape: Shape) -> Iterator[tuple[int, ra
 
 def _stages_of(shape: Shape, clause: ast.Recompute | ast.Sync) -> Iterator[Stage]:
     if clause.guard is None:
-        return map(Stage, shape.stage_range)
-    guards = shape.values(clause.guard, {shape.stages.variable.text: shape.stage_range})
-    return (Stage(stage) for (stage,), holds in guards if holds)
+        yield from map(Stage, shape.stage_range)
+        return
+    for line in _lines_of(shape, clause.guard):
+        guards = shape.values(clause.guard, {line.variable: line.values})
+        yield from (Stage(line.first + stage) for (stage,), holds in guards if holds)
+
+
+def _lines_of(shape: Shape, guard: ast.Expression) -> Sequence[StageLine]:
+    """The lines ``stages`` of which a guard speaks: that whose variable it uses, else all."""
+    variable = shape.on_group(guard).stage_variable
+    return [line for line in shape.lines if line.variable == variable] or shape.lines
 
 
 def strategies(shapes: Sequence[Shape]) -> tuple[tuple[Stage, Strategy], ...]:
@@ -148,15 +158,16 @@ def strategies(shapes: Sequence[Shape]) -> tuple[tuple[Stage, Strategy], ...]:
 
 
 def _workers(shape: Shape, workers: int, left_out: Mapping[int, Span]) -> Iterator[Worker]:
-    clause, variable = shape.stages, shape.stages.variable.text
-    for (stage,), worker in shape.values(clause.place, {variable: shape.stage_range}):
-        if not 0 <= worker < workers or worker in left_out:
-            names = shape.scope.with_variables(variable).values_in((stage,), clause.place)
-            where = clause.place.span, names, shape.instance((variable, stage)), stage, worker
-            if worker in left_out:
-                raise Rejected([say.WorkerLeftOut(*where, left_out[worker])])
-            raise Rejected([say.WorkerOutOfRange(*where, workers)])
-        yield Worker(worker)
+    for line in shape.lines:
+        place, variable = line.line.place, line.variable
+        for (stage,), worker in shape.values(place, {variable: line.values}):
+            if not 0 <= worker < workers or worker in left_out:
+                names = shape.scope.with_variables(variable).values_in((stage,), place)
+                where = place.span, names, shape.instance((variable, stage)), stage, worker
+                if worker in left_out:
+                    raise Rejected([say.WorkerLeftOut(*where, left_out[worker])])
+                raise Rejected([say.WorkerOutOfRange(*where, workers)])
+            yield Worker(worker)
 
 
 def weights(shapes: Sequence[Shape], pipes: Sequence[Pipe]) -> tuple[int, ...]:
@@ -494,6 +505,7 @@ def operations(line: ast.Operation, shape: Shape, pipe: Pipe, reads: Readings, p
 
 def _operations(line: ast.Operation, shape: Shape, pipe: Pipe, reads: Readings, pipes: Pipes) -> list[Listed]:
     singles = [single_of(subject, shape, pipe, pipes) for subject in line.subjects]
+    shape = shape.on_group(*line.formulas)
     try:
         return _all_at_once(line, singles, shape, reads)
     except (UndefinedOnGrid, Rejected):

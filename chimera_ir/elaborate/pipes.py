@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from itertools import product
+from typing import NamedTuple
 
 from chimera_ir.diagnostics.catalogue import names
 from chimera_ir.diagnostics.catalogue import values as say
@@ -19,11 +20,31 @@ from chimera_ir.diagnostics.catalogue.values import Instance
 from chimera_ir.diagnostics.model import Diagnostic, Rejected, made_of, reject
 from chimera_ir.elaborate.evaluate import Fault, Frame, Scope, compiled, evaluate, rejecting
 from chimera_ir.elaborate.settings import Globals
-from chimera_ir.ir.levels import MAX_MICRO_BATCHES, MAX_PIPES, MAX_STAGES
+from chimera_ir.ir.levels import MAX_MICRO_BATCHES, MAX_PIPES, MAX_STAGES, NamedStages
+from chimera_ir.ir.ops import Stage
+from chimera_ir.source import Span
 from chimera_ir.syntax import ast
 
 MAX_ENTRIES = 1_000_000
 """The most entries of tables, and other formulas with a name, in all pipes."""
+
+
+class StageLine(NamedTuple):
+    """A line ``stages`` of a pipe for given parameters: the values of its variable, the number of its first stage."""
+
+    line: ast.Stages
+    values: range
+    first: int
+
+    @property
+    def variable(self) -> str:
+        """The name of the stage variable."""
+        return self.line.variable.text
+
+    @property
+    def group(self) -> str:
+        """The name of the stages; empty if they have none."""
+        return self.line.group.text if self.line.group else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +52,8 @@ class Shape:
     """A pipe for given parameters: its ranges are evaluated, its other formulas are not yet.
 
     ``steps`` are the values of the micro-batch variable; an endless pipe has one until `lengthened` gives it more.
-    ``fixed`` has the slice variable with its value in a shape of `by_slice`.
+    ``fixed`` has the slice variable with its value in a shape of `by_slice`. ``lines`` are its lines ``stages``; the
+    variable ``names[1]`` takes the values of ``stage_range``, which are all stages unless these have names.
     """
 
     name: str
@@ -45,13 +67,22 @@ class Shape:
     stage_range: range
     micro_range: range
     steps: range
+    stage_variable: str
+    lines: tuple[StageLine, ...]
     cut: ast.Slices | None = None
     slices: int = 1
     fixed: tuple[tuple[str, int], ...] = ()
 
     def instance(self, *values: tuple[str, int]) -> Instance:
         """Returns this pipe together with the given names and values of variables, for a diagnostic to name."""
-        return Instance(self.name, (*values, *self.fixed))
+        named = (value for value in values if value[0])
+        return Instance(self.name, (*named, *self.fixed))
+
+    @property
+    def groups(self) -> tuple[NamedStages, ...]:
+        """The numbers of the stages of each line."""
+        starts = ((line.group, line.first, line.first + len(line.values)) for line in self.lines)
+        return tuple(NamedStages(name, Stage(start), Stage(stop)) for name, start, stop in starts)
 
     def by_slice(self) -> Iterator["Shape"]:
         """Yields a copy for each slice, whose formulas have the slice's number; the pipe itself if it has no slices."""
@@ -64,8 +95,29 @@ class Shape:
 
     @property
     def names(self) -> tuple[str, str]:
-        """The names of the micro-batch variable and of the stage variable."""
-        return self.micros.variable.text, self.stages.variable.text
+        """The names of the micro-batch variable and of the stage variable, which is empty in a shape of no group."""
+        return self.micros.variable.text, self.stage_variable
+
+    def on_line(self, stages: StageLine) -> "Shape":
+        """This pipe with the stage variable of one of its lines ``stages``."""
+        return replace(self, stages=stages.line, stage_range=stages.values, stage_variable=stages.variable)
+
+    def on_group(self, *formulas: ast.Expression | None) -> "Shape":
+        """This pipe with the stage variable that some formulas use; if its groups of stages have names, of one group.
+
+        If they use none, the variable has no name and one value. Raises `Rejected` if they use those of two groups.
+        """
+        if not self.lines[0].group:
+            return self
+        present = [formula for formula in formulas if formula is not None]
+        used = [line for line in self.lines if any(self.scope.depends(f, line.variable) for f in present)]
+        if len(used) > 1:
+            first, second = used[:2]
+            span = Span(present[0].span.start, present[-1].span.end)
+            raise Rejected([names.TwoGroups(span, first.variable, first.group, second.variable, second.group)])
+        if used:
+            return self.on_line(used[0])
+        return replace(self, stage_range=range(1), stage_variable="")
 
     def values(self, formula: ast.Expression, variables: Mapping[str, Iterable[int]]) -> Iterator[tuple[Frame, int]]:
         """Yields each combination of variables with the formula's value; raises `Rejected` where it has none."""
@@ -130,7 +182,7 @@ def _instances(pipes: Iterable[ast.PipeBlock], scope: Scope) -> list[tuple[ast.P
             indices = range(1)
         else:
             variable = pipe.index.variable.text
-            indices = _range(pipe.index.range, scope, Instance(), MAX_PIPES, "pipe")
+            indices = range_of(pipe.index.range, scope, Instance(), MAX_PIPES, "pipe")
             instances += [(pipe, f"{name}[{i}]", scope.with_value(variable, i)) for i in indices]
         if len(instances) > MAX_PIPES:
             raise Rejected([say.TooMany(pipe.name.span, (), Instance(), "pipe", len(instances), MAX_PIPES)])
@@ -141,9 +193,10 @@ def _instances(pipes: Iterable[ast.PipeBlock], scope: Scope) -> list[tuple[ast.P
 
 
 def _shape(pipe: ast.PipeBlock, name: str, scope: Scope) -> Shape:
-    instance, stages, micros = Instance(name), pipe.lines(ast.Stages)[0], pipe.lines(ast.Micros)[0]
-    scope = _named(pipe.lines(ast.Let), stages, scope, instance)
-    stage_range = _range(stages.range, scope, instance, MAX_STAGES, "stage")
+    instance, micros = Instance(name), pipe.lines(ast.Micros)[0]
+    scope, lines = _named(pipe.lines(ast.Let), pipe.lines(ast.Stages), scope, instance)
+    stages = lines[0]
+    stage_range = range(lines[-1].first + len(lines[-1].values)) if stages.group else stages.values
     step = 1 if micros.step is None else evaluate(micros.step, scope, instance)
     if micros.step is not None and step < 1:
         raise Rejected([names.BadStep(micros.step.span, scope.values_in((), micros.step), instance, step)])
@@ -151,7 +204,7 @@ def _shape(pipe: ast.PipeBlock, name: str, scope: Scope) -> Shape:
     cut = next(iter(pipe.lines(ast.Slices)), None)
     return Shape(
         name,
-        stages,
+        stages.line,
         micros,
         operations=pipe.lines(ast.Operation),
         recompute=next(iter(pipe.lines(ast.Recompute)), None),
@@ -161,26 +214,40 @@ def _shape(pipe: ast.PipeBlock, name: str, scope: Scope) -> Shape:
         stage_range=stage_range,
         micro_range=micro_range,
         steps=micro_range[::step],
+        stage_variable=stages.variable,
+        lines=lines,
         cut=cut,
         slices=1 if cut is None else _slice_count(cut, scope, instance),
     )
 
 
-def _named(lets: Iterable[ast.Let], stages: ast.Stages, scope: Scope, instance: Instance) -> Scope:
-    worker = stages.worker
-    formulas = {} if worker is None else {worker.text: stages.place}
+def _named(
+    lets: Iterable[ast.Let], stages: Iterable[ast.Stages], scope: Scope, instance: Instance
+) -> tuple[Scope, tuple[StageLine, ...]]:
+    """The scope with the names that a pipe defines, and its lines ``stages``.
+
+    The name of a group of stages is a table of their numbers.
+    """
+    formulas = {line.worker.text: line.place for line in stages if line.worker is not None}
     tables: dict[str, tuple[int, ...]] = {}
     named = scope.with_names(formulas, tables)
+    lines: list[StageLine] = []
+    for line in stages:
+        first = lines[-1].first + len(lines[-1].values) if lines else 0
+        values = range_of(line.range, named, instance, MAX_STAGES - first, "stage")
+        lines.append(StageLine(line, values, first))
+        if line.group is not None:
+            tables[line.group.text] = tuple(range(first, first + len(values)))
     for let in lets:
         if isinstance(let.value, ast.NumberTable):
             tables[let.name.text] = tuple(evaluate(entry, named, instance) for entry in let.formulas)
         else:
             formulas[let.name.text] = let.value
-    return named
+    return named, tuple(lines)
 
 
 def _slice_count(cut: ast.Slices, scope: Scope, instance: Instance) -> int:
-    slices = _range(cut.range, scope, instance, MAX_MICRO_BATCHES, "slice")
+    slices = range_of(cut.range, scope, instance, MAX_MICRO_BATCHES, "slice")
     where = cut.range.span, scope.values_in((), *cut.range.ends), instance
     if not slices:
         raise Rejected([names.NoSlices(*where, slices.start)])
@@ -192,7 +259,7 @@ def _slice_count(cut: ast.Slices, scope: Scope, instance: Instance) -> int:
 def _micro_range(micros: ast.Micros, step: int, scope: Scope, instance: Instance) -> range:
     """The micro-batches of a pipe; of an endless pipe only those of its first step."""
     if isinstance(micros.range, ast.Range):
-        return _range(micros.range, scope, instance, MAX_MICRO_BATCHES, "micro-batch")
+        return range_of(micros.range, scope, instance, MAX_MICRO_BATCHES, "micro-batch")
     start = evaluate(micros.range.start, scope, instance)
     if micros.step is not None and step > MAX_MICRO_BATCHES:
         values = scope.values_in((), micros.step)
@@ -200,7 +267,7 @@ def _micro_range(micros: ast.Micros, step: int, scope: Scope, instance: Instance
     return range(start, start + step)
 
 
-def _range(text: ast.Range, scope: Scope, instance: Instance, most: int, thing: str) -> range:
+def range_of(text: ast.Range, scope: Scope, instance: Instance, most: int, thing: str) -> range:
     """The value of a range of at most ``most`` numbers, each of which messages call ``thing``."""
     start, stop = evaluate(text.start, scope, instance), evaluate(text.stop, scope, instance)
     if stop < start:
@@ -213,17 +280,28 @@ def _range(text: ast.Range, scope: Scope, instance: Instance, most: int, thing: 
 
 def _disagreements(shapes: Sequence[Shape]) -> Iterator[Diagnostic]:
     for shape in shapes:
+        for line in shape.lines:
+            text = line.line.range
+            if not line.values:
+                values = shape.scope.values_in((), text.stop)
+                yield say.NoStages(text.span, values, shape.instance())
+            elif line.values.start != 0:
+                values = shape.scope.values_in((), text.start)
+                yield say.StagesNotFromZero(text.span, values, shape.instance(), line.values.start)
         text, count, first = shape.stages.range, len(shape.stage_range), shapes[0]
-        if count == 0:
-            values = shape.scope.values_in((), text.stop)
-            yield say.NoStages(text.span, values, shape.instance())
-        elif shape.stage_range.start != 0:
-            values = shape.scope.values_in((), text.start)
-            yield say.StagesNotFromZero(text.span, values, shape.instance(), shape.stage_range.start)
+        groups, of_first = shape.groups, first.groups
+        if groups != of_first and (shape.lines[0].group or first.lines[0].group):
+            spans = shape.stages.span, (), Instance(), shape.name, _listed(groups), first.name, _listed(of_first)
+            yield say.GroupsDiffer(*spans, first.stages.span)
         elif count != len(first.stage_range):
-            values, of_first = shape.scope.values_in((), text.stop), (first.name, len(first.stage_range))
-            span = first.stages.range.span
-            yield say.StagesDiffer(text.span, values, Instance(), shape.name, count, *of_first, span)
+            values, span = shape.scope.values_in((), text.stop), first.stages.range.span
+            yield say.StagesDiffer(
+                text.span, values, Instance(), shape.name, count, first.name, len(first.stage_range), span
+            )
+
+
+def _listed(groups: Sequence[NamedStages]) -> str:
+    return ", ".join(f"{name or 'without a name'}: {stop - start}" for name, start, stop in groups)
 
 
 def _halves(shapes: Sequence[Shape]) -> Iterator[Diagnostic]:

@@ -258,7 +258,8 @@ def _listed(
 ) -> None:
     """Adds the operations of a line to the lists; raises `UndefinedOnGrid` or ``Rejected`` if one may be wrong."""
     assert line.clock is not None
-    grid = Grid(shape.steps, shape.stage_range, shape.names, shape.scope)
+    of_group = shape.on_group(*line.formulas)
+    grid = Grid(of_group.steps, of_group.stage_range, of_group.names, of_group.scope)
     holds = None if line.guard is None else grid.values(line.guard)
 
     def values(formula: ast.Expression) -> list[int]:

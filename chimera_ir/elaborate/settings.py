@@ -16,7 +16,6 @@ from chimera_ir.diagnostics.model import Diagnostic, Rejected, closest
 from chimera_ir.elaborate.evaluate import LIMIT, UNITS, CompiledFunction, Scope, compiled, evaluate, rejecting
 from chimera_ir.errors import ParameterError
 from chimera_ir.ir.levels import MAX_WORKERS, Bound
-from chimera_ir.ir.ops import Stage
 from chimera_ir.source import Span
 from chimera_ir.syntax import ast
 
@@ -29,7 +28,7 @@ class Globals(NamedTuple):
 
     ``left_out`` has the workers that the text leaves out, each with the place that says so. ``limits`` are the lines
     with memory bounds. ``per_update`` is the number of micro-batches of an update, None with a flush. ``frozen`` is the
-    line that lists the frozen stages, None without one.
+    line that lists the frozen stages, None without one, ``feeds`` are the lines with edges of the graph of stages.
     """
 
     scope: Scope
@@ -40,26 +39,7 @@ class Globals(NamedTuple):
     limits: tuple[ast.Memory, ...]
     per_update: int | None
     frozen: ast.Frozen | None
-
-    def frozen_stages(self, stages: int) -> tuple[Stage, ...]:
-        """The frozen ones of ``stages`` stages, ascending; raises ``Rejected`` at a number that no stage has.
-
-        Also raises it if all stages are frozen.
-        """
-        if self.frozen is None:
-            return ()
-        chosen = bytearray(stages)
-        for part in self.frozen.stages:
-            ends = part.ends if isinstance(part, ast.Range) else (part,)
-            start, *more = (evaluate(end, self.scope, Instance()) for end in ends)
-            stop = more[0] if more else start + 1
-            if not 0 <= start <= stop <= stages:
-                values = self.scope.values_in((), *ends)
-                raise Rejected([say.NoSuchFrozenStage(part.span, values, Instance(), start, stop, stages)])
-            chosen[start:stop] = b"\1" * (stop - start)
-        if all(chosen):
-            raise Rejected([say.AllFrozen(self.frozen.span, stages)])
-        return tuple(Stage(stage) for stage, frozen in enumerate(chosen) if frozen)
+    feeds: tuple[ast.Feeds, ...]
 
     def bounds(self, workers: int) -> tuple[Bound, ...]:
         """The memory bounds of each of ``workers`` workers; raises ``Rejected`` if a formula has no value for one."""
@@ -100,7 +80,9 @@ def evaluate_globals(scheme: ast.Scheme, settings: Mapping[str, int]) -> Globals
     if made.failed:
         raise Rejected(made.failed)
     workers = made.workers, made.workers_span, made.left_out
-    return Globals(made.scope, parameters, *workers, tuple(made.limits), made.per_update, made.frozen)
+    return Globals(
+        made.scope, parameters, *workers, tuple(made.limits), made.per_update, made.frozen, tuple(made.feeds)
+    )
 
 
 class _GlobalsEvaluator:
@@ -120,6 +102,7 @@ class _GlobalsEvaluator:
         self.limits: list[ast.Memory] = []
         self.per_update: int | None = None
         self.frozen: ast.Frozen | None = None
+        self.feeds: list[ast.Feeds] = []
         self.failed: list[Diagnostic] = []
         # The parameters that each value depends on, as a set of bits: one for each parameter.
         self._bits = {name: 1 << number for number, name in enumerate(parameter_names(scheme))}
@@ -150,11 +133,10 @@ class _GlobalsEvaluator:
                     self.failed.append(say.TooMany(*where, "worker", self.workers, MAX_WORKERS))
                 else:
                     self._leave_out(left_out, self.workers)
-            case ast.Frozen(stages):
-                for part in stages:  # without a value it fails here, with the lines around it
-                    for end in part.ends if isinstance(part, ast.Range) else (part,):
-                        self._value(end)
+            case ast.Frozen():
                 self.frozen = item
+            case ast.Feeds():
+                self.feeds.append(item)
             case ast.Memory(_, worker, limit):
                 if worker is None:  # without a value it fails here, with the lines around it
                     self._value(limit)

@@ -44,6 +44,8 @@ class Flow:
         self._places = header.slices * header.stages
         places = [(place, Stage(stage)) for place in range(header.slices) for stage in range(header.stages)]
         self._reads = {kind: [_readable(columns, header, kind, *place) for place in places] for kind in header.kinds}
+        lacks = ((stage, micro) for stage, micros in header.lacks.items() for micro in micros)
+        self._absent = {micro * header.stages + stage for stage, micro in lacks}
         self._fill(numbers, numbered)
 
     def _fill(self, numbers: Mapping[frozenset[Kind], list[int]], numbered: Numbered) -> None:
@@ -64,6 +66,8 @@ class Flow:
             return tuple(dict.fromkeys(chain.from_iterable(map(self.needs, operation.parts))))
         cell = operation.micros[0] * self.stages + operation.stage
         readable = self._reads[operation.kind][cell % self._places]
+        if self._absent:
+            readable = [(makers, away) for makers, away in readable if cell + away not in self._absent]
         if len(operation.micros) == 1:
             return tuple([makers[cell + away] for makers, away in readable])
         cells = [micro * self.stages + operation.stage for micro in operation.micros]
@@ -199,11 +203,11 @@ def crossing(header: Header, worker: Worker, numbered: Numbered) -> Iterator[tup
             micros, stage = part.micros, part.stage
             for value, target in handed_on[part.kind, stage]:
                 receiver = pipe_of[micros[0]].workers[target]
-                if receiver != worker:
+                if receiver != worker and header.has(micros[0], target):
                     yield number, Message(micros, stage, target, value), receiver
 
 
 def passed_on(header: Header, message: Message) -> list[Message]:
     """The messages that the receiver of ``message`` sends on: its own value of the same name, to each reader."""
     micros, _, stage, value = message
-    return [Message(micros, stage, target, value) for target in header.readers(value, stage)]
+    return [Message(micros, stage, target, value) for target in header.readers(value, stage, micros[0])]

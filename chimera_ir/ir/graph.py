@@ -26,8 +26,9 @@ def graph_mistakes(header: Header, origins: Sequence[Span]) -> Iterator[Diagnost
         seen.add((source, target))
         keywords.add((target, keyword))
     if header.feeds:
-        graph = networkx.Graph(edge[:2] for edge in header.graph)
+        graph: networkx.Graph[int] = networkx.Graph()
         graph.add_nodes_from(range(header.stages))
+        graph.add_edges_from(edge[:2] for edge in header.graph)
         first, *others = networkx.connected_components(graph)
         for part in others:
             yield say.NotConnected(origins[0], header.stage_name(min(part)), header.stage_name(min(first)))

@@ -205,6 +205,13 @@ class Feed(NamedTuple):
     keyword: str = ""
 
 
+class Absence(NamedTuple):
+    """The micro-batches that a group of stages does not have: no operation of them is on any of its stages."""
+
+    group: str
+    micros: tuple[Micro, ...]
+
+
 class Strategy(Enum):
     """The choice of when a worker launches the sum of a stage's gradients (section 3.2).
 
@@ -235,6 +242,10 @@ class Header:
     operation moves activations between a worker and its host. Micro-batch m weighs ``weights[m % len(weights)]``, or 1
     if there are no weights. ``lengths`` are the relative lengths of the slices; if there are none, all are equally
     long.
+
+    ``named`` are the groups of stages with names, ascending; of stages without names there are none. ``feeds`` are the
+    edges of the graph of stages beside those inside groups, in the order of the text; without any, all stages are one
+    chain. ``absent`` are the micro-batches that groups do not have.
     """
 
     scheme: str
@@ -257,6 +268,7 @@ class Header:
     frozen: tuple[Stage, ...] = ()
     named: tuple[NamedStages, ...] = ()
     feeds: tuple[Feed, ...] = ()
+    absent: tuple[Absence, ...] = ()
 
     @cached_property
     def kinds(self) -> tuple[Kind, ...]:
@@ -336,13 +348,32 @@ class Header:
                 return f"{name}[{stage - start}]"
         return f"{stage}"
 
-    def readers(self, value: Value, stage: Stage) -> tuple[Stage, ...]:
-        """The stages that read a value which ``stage`` makes."""
-        return self._stages[value][0][stage]
+    @cached_property
+    def lacks(self) -> dict[Stage, frozenset[Micro]]:
+        """The micro-batches that a stage does not have, for each stage that lacks any."""
+        groups = {group.name: group for group in self.named}
+        return {
+            Stage(stage): frozenset(absence.micros)
+            for absence in self.absent
+            for stage in range(groups[absence.group].start, groups[absence.group].stop)
+        }
 
-    def makers(self, value: Value, stage: Stage) -> tuple[Stage, ...]:
-        """The stages that make a value which ``stage`` reads."""
-        return self._stages[value][1][stage]
+    def has(self, micro: Micro, stage: Stage) -> bool:
+        """Whether a micro-batch has operations on a stage."""
+        return not self.absent or micro not in self.lacks.get(stage, ())
+
+    def readers(self, value: Value, stage: Stage, micro: Micro | None = None) -> tuple[Stage, ...]:
+        """The stages that read a value which ``stage`` makes; of a given micro-batch those that have it."""
+        return self._there(self._stages[value][0][stage], micro)
+
+    def makers(self, value: Value, stage: Stage, micro: Micro | None = None) -> tuple[Stage, ...]:
+        """The stages that make a value which ``stage`` reads; of a given micro-batch those that have it."""
+        return self._there(self._stages[value][1][stage], micro)
+
+    def _there(self, stages: tuple[Stage, ...], micro: Micro | None) -> tuple[Stage, ...]:
+        if micro is None or not self.absent:
+            return stages
+        return tuple(stage for stage in stages if self.has(micro, stage))
 
     @cached_property
     def _stages(self) -> dict[Value, tuple[tuple[tuple[Stage, ...], ...], ...]]:

@@ -125,9 +125,12 @@ def _ordered(header: Header, lanes: Sequence[Sequence[Compute]]) -> Iterator[tup
     for worker, lane in enumerate(lanes):
         located |= {(operation.micros, operation.stage): (worker, operation) for operation in lane}
     ready: list[list[tuple[tuple[int, tuple[Micro, ...]], Compute]]] = [[] for _ in lanes]
-    missing = {key: len(header.feeding[key[1]]) for key in located}
+    missing = {
+        (micros, stage): sum(header.has(micros[0], feeding) for feeding in header.feeding[stage])
+        for micros, stage in located
+    }
     for worker, operation in located.values():
-        if not header.feeding[operation.stage]:
+        if not missing[operation.micros, operation.stage]:
             heappush(ready[worker], (_urgency(operation), operation))
     # ``running`` is a heap of the operations that run, by their end; only ``awake`` workers may have something to
     # begin.
@@ -148,11 +151,12 @@ def _ordered(header: Header, lanes: Sequence[Sequence[Compute]]) -> Iterator[tup
             _, worker, operation = heappop(running)
             busy[worker] = False
             awake.add(worker)
-            for key in ((operation.micros, stage) for stage in header.fed[operation.stage]):
+            following = ((operation.micros, stage) for stage in header.fed[operation.stage])
+            for key in (key for key in following if key in missing):  # some stages may not have these micro-batches
                 missing[key] -= 1
                 if not missing[key]:
-                    worker, following = located[key]
-                    heappush(ready[worker], (_urgency(following), following))
+                    worker, operation = located[key]
+                    heappush(ready[worker], (_urgency(operation), operation))
                     awake.add(worker)
     return map(tuple, ordered)
 

@@ -352,7 +352,7 @@ def _delays(
                 Fraction(link.message(charges.size(Message(part.micros, part.stage, reader, value))))
                 for part in before.parts
                 for value in part.kind.hands_on
-                for reader in header.readers(value, part.stage)
+                for reader in header.readers(value, part.stage, part.micros[0])
                 if any(reader == read.stage and value in read.kind.reads for read in after.parts)
             )
             ticks[key] = ceil(max(times, default=Fraction(0)) / tick)

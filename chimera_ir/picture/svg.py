@@ -12,7 +12,6 @@ from itertools import chain, count
 from math import ceil
 from typing import NamedTuple, assert_never
 
-from chimera_ir.cost.durations import Unit
 from chimera_ir.cost.simulate import Event, Launched, Stepped, Timed, Timeline, Window, beginning, steady_window
 from chimera_ir.ir.ops import Compute
 from chimera_ir.ir.text.printer import group_name
@@ -185,31 +184,33 @@ def _longest_labels(timeline: Timeline, looks: Looks) -> dict[int, str]:
 
 
 def _title(timeline: Timeline, timed: Timed, operation: Compute, show: Callable[[int], str]) -> str:
-    pipe = timeline.header.pipe_of[operation.micros[0]].name
+    pipe, stage = timeline.header.pipe_of[operation.micros[0]].name, timeline.header.stage_name(operation.stage)
     micros = ("micro-batch " if len(operation.micros) == 1 else "micro-batches ") + label(
         operation, timeline.header.slices
     )
     when = f"{show(timed.start)} to {show(timed.end)}"
     read = "" if operation.version is None else f", reads version {operation.version}"
-    return plain(f"{operation.kind.noun} of {micros} on stage {operation.stage}, pipe {pipe}: {when}{read}")
+    return plain(f"{operation.kind.noun} of {micros} on stage {stage}, pipe {pipe}: {when}{read}")
 
 
 def _mark(event: Event, timeline: Timeline, scale: Scale) -> EventMark:
     x = pixels(LEFT + event.at / timeline.tick * scale.pixel)
     side = max(2, min(_MARK, scale.row // 4))
-    title = _event_title(event, timeline.costs.unit)
+    title = _event_title(event, timeline)
     return EventMark(f"M{x} {scale.y(event.worker) + side}l{-side} {-2 * side}h{2 * side}z", title)
 
 
-def _event_title(event: Event, unit: Unit) -> str:
+def _event_title(event: Event, timeline: Timeline) -> str:
+    unit, header = timeline.costs.unit, timeline.header
     match event:
         case Launched():
             return (
-                f"sum of the gradients of {group_name(event.group)}, launched at {unit.show(event.at)}; "
+                f"sum of the gradients of {group_name(event.group, header)}, launched at {unit.show(event.at)}; "
                 f"{unit.show(event.free)} free before the last operation, {unit.show(event.flush)} after it"
             )
         case Stepped():
-            return f"the weights of {group_name(event.group)} become version {event.version} at {unit.show(event.at)}"
+            when = unit.show(event.at)
+            return f"the weights of {group_name(event.group, header)} become version {event.version} at {when}"
         case _:
             assert_never(event)
 

@@ -357,7 +357,7 @@ def _sums(report: Report, prediction: Prediction | None) -> str:
     if prediction is not None:
         costs = exposed(prediction.replay)
         late = sorted((group for group in costs if costs[group] > 0), key=lambda group: -costs[group])
-        shown = [f"{group_name(group)} by {seconds(costs[group])}" for group in late[:NAMED]]
+        shown = [f"{group_name(group, report.header)} by {seconds(costs[group])}" for group in late[:NAMED]]
         words = f"{len(costs) - len(late)} hidden entirely by computing"
         return f"{counted(len(costs), 'gradient sum')}, {words}{_exposed(shown, late)}" if costs else ""
     free_of = hiding_time(report)
@@ -365,7 +365,7 @@ def _sums(report: Report, prediction: Prediction | None) -> str:
     hidden = [free_of[group] for group in free_of if free_of[group]]
     span = f" of {report.durations.unit.show_range(hidden)}" if hidden else ""
     words = f"{len(hidden) or 'none'} with idle time{span} to hide in"
-    names = [group_name(group) for group in late[:NAMED]]
+    names = [group_name(group, report.header) for group in late[:NAMED]]
     return f"{counted(len(free_of), 'gradient sum')}, {words}{_exposed(names, late)}" if free_of else ""
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import field
 from enum import Enum
+from itertools import chain
 from typing import TypeVar, assert_never
 
 from chimera_ir.ir.kinds import Kind
@@ -164,9 +165,27 @@ class Endless(SyntaxNode):
         return (self.start,)
 
 
-class Stages(SyntaxNode):
-    """The line ``stages s in 0..D on [worker =] place``: the stages of a pipe and the worker of each."""
+class Index(SyntaxNode):
+    """``[i in range]`` after a name: of a pipe, which makes one pipe for each i, or of a group of stages."""
 
+    variable: Word
+    range: Range
+
+
+class Several(SyntaxNode):
+    """``group[s in range]``: some stages of a group."""
+
+    group: Word
+    index: Index
+
+
+class Stages(SyntaxNode):
+    """The line ``stages s in 0..D on [worker =] place``: the stages of a pipe and the worker of each.
+
+    In ``stages group[s in 0..D] on ..`` they have a name; a pipe may have several such lines.
+    """
+
+    group: Word | None
     variable: Word
     range: Range
     worker: Word | None
@@ -228,6 +247,13 @@ class Operation(SyntaxNode):
     preference: Expression | None
     guard: Expression | None
 
+    @property
+    def formulas(self) -> tuple[Expression, ...]:
+        """All formulas of the line, but for the index of another pipe."""
+        of_subjects = ((*subject.ends, subject.stage, subject.slice) for subject in self.subjects)
+        listed = (*chain.from_iterable(of_subjects), self.clock, self.preference, self.guard)
+        return tuple(formula for formula in listed if formula is not None)
+
 
 class Reads(SyntaxNode):
     """The line ``reads version expression``: the version of the weights that a micro-batch reads."""
@@ -269,7 +295,18 @@ class Workers(SyntaxNode):
 class Frozen(SyntaxNode):
     """The line ``frozen stages, ..``: the stages whose weights are not trained."""
 
-    stages: tuple[Expression | Range, ...]
+    stages: tuple[Expression | Range | Several, ...]
+
+
+class Feeds(SyntaxNode):
+    """The line ``feeds source -> target [as keyword]``: the stage ``target`` gets the output of the stage ``source``.
+
+    One of the two may be several stages; the other may then use their variable.
+    """
+
+    source: Expression | Several
+    target: Expression | Several
+    keyword: Word | None
 
 
 class Function(SyntaxNode):
@@ -301,13 +338,6 @@ class Memory(SyntaxNode):
     limit: Expression
 
 
-class Index(SyntaxNode):
-    """``[i in range]`` after the name of a pipe, which makes one pipe for each i."""
-
-    variable: Word
-    range: Range
-
-
 class PipeBlock(SyntaxNode):
     """The block ``pipe name[index] { clauses }``, which describes one pipe, or one for each value of the index."""
 
@@ -320,7 +350,7 @@ class PipeBlock(SyntaxNode):
         return tuple(clause for clause in self.clauses if isinstance(clause, kind))
 
 
-Item = Workers | Frozen | Let | Function | Require | Update | Memory | PipeBlock
+Item = Workers | Frozen | Feeds | Let | Function | Require | Update | Memory | PipeBlock
 
 
 class Scheme(SyntaxNode):

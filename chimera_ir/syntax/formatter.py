@@ -95,6 +95,8 @@ def _item(item: ast.Item) -> str:
             return f"workers {show_expression(count)}" + (f" except {_numbers(left_out)}" if left_out else "")
         case ast.Frozen(stages):
             return f"frozen {_numbers(stages)}"
+        case ast.Feeds(source, target, keyword):
+            return f"feeds {_numbers([source])} -> {_numbers([target])}" + (f" as {keyword.text}" if keyword else "")
         case ast.Let():
             return _let(item)
         case ast.Function(name, parameters, body):
@@ -107,15 +109,29 @@ def _item(item: ast.Item) -> str:
             named = f" on {worker.text}" if worker else ""
             return f"memory {quantity.value}{named} <= {show_expression(limit)}"
         case ast.PipeBlock(name, index, clauses):
-            indexed = "" if index is None else f"[{index.variable.text} in {_range(index.range)}]"
+            indexed = "" if index is None else _index(index)
             lines = "".join(f"  {_clause(clause)}\n" for clause in clauses)
             return f"pipe {name.text}{indexed} {{\n{lines}}}"
         case _:
             assert_never(item)
 
 
-def _numbers(parts: Iterable[ast.Expression | ast.Range]) -> str:
-    return ", ".join(_range(part) if isinstance(part, ast.Range) else show_expression(part) for part in parts)
+def _numbers(parts: Iterable[ast.Expression | ast.Range | ast.Several]) -> str:
+    return ", ".join(map(_stages, parts))
+
+
+def _stages(part: ast.Expression | ast.Range | ast.Several) -> str:
+    match part:
+        case ast.Range():
+            return _range(part)
+        case ast.Several(group, index):
+            return f"{group.text}{_index(index)}"
+        case _:
+            return show_expression(part)
+
+
+def _index(index: ast.Index) -> str:
+    return f"[{index.variable.text} in {_range(index.range)}]"
 
 
 def _let(let: ast.Let) -> str:
@@ -125,9 +141,10 @@ def _let(let: ast.Let) -> str:
 
 def _clause(clause: ast.Clause) -> str:
     match clause:
-        case ast.Stages(variable, stages, worker, place):
-            named = f"{worker.text} = " if worker else ""
-            return f"stages {variable.text} in {_range(stages)} on {named}{show_expression(place)}"
+        case ast.Stages(group, variable, stages, worker, place):
+            on = f"on {f'{worker.text} = ' if worker else ''}{show_expression(place)}"
+            numbers = f"{variable.text} in {_range(stages)}"
+            return f"stages {f'{group.text}[{numbers}]' if group else numbers} {on}"
         case ast.Micros(variable, micros, halves, step, number, weight):
             rest = _phrase("by", step) + _phrase("as", number) + _phrase("weigh", weight)
             return f"micros {variable.text} in {_range(micros)}{' halves' if halves else ''}{rest}"

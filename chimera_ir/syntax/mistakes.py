@@ -15,7 +15,7 @@ from chimera_ir.source import Span
 OPENERS = {"(": ")", "[": "]", "{": "}"}
 CLOSERS = {closer: opener for opener, closer in OPENERS.items()}
 
-SCHEME_LINES = frozenset({"workers", "frozen", "let", "fn", "require", "update", "memory", "pipe"})
+SCHEME_LINES = frozenset({"workers", "frozen", "feeds", "let", "fn", "require", "update", "memory", "pipe"})
 PIPE_LINES = frozenset({"stages", "micros", "slices", "let", "reads", "recompute", "sync"})
 """The words that begin a line in a pipe; the other lines are operations."""
 
@@ -130,7 +130,7 @@ def short(token: Token) -> str:
 
 
 _KEYWORDS = """
-scheme workers except frozen let fn require update every memory pipe in stages micros slices on by as halves weigh
+scheme workers except frozen feeds let fn require update every memory pipe in stages micros slices on by as halves weigh
 reads version recompute sync of prefer when if then else and or not
 """
 KEYWORDS = frozenset(_KEYWORDS.split())
@@ -162,6 +162,7 @@ _SYMBOLS = {
     "AT": "`@`",
     "DOTS": "`..`",
     "JOIN": "`&`",
+    "ARROW": "`->`",
     "ATMOST": "`<=`",
     "NAME": "a name",
     "STRING": 'a "message"',
@@ -224,6 +225,7 @@ def syntactic(stop: Stop) -> Diagnostic:
     if stop.position == 0:
         return say.NothingHere(Span(0, 1)) if stop.token is None else say.NoHeader(stop.span, stop.shown)
     for rule in (
+        _arrow,
         _wrong_line,
         _unsayable,
         _brackets,
@@ -248,6 +250,10 @@ def syntactic(stop: Stop) -> Diagnostic:
         if mistake is not None:
             return mistake
     return say.Unexpected(stop.span, stop.shown, expected_words(stop.accepted))
+
+
+def _arrow(stop: Stop) -> Diagnostic | None:
+    return say.ForeignSpelling(stop.span, "->") if stop.token == "->" else None
 
 
 def _wrong_line(stop: Stop) -> Diagnostic | None:
@@ -365,7 +371,7 @@ def _definition(stop: Stop) -> Diagnostic | None:
 def _variable(stop: Stop) -> Diagnostic | None:
     span = stop.gap if stop.on_next_line else stop.span
     start = stop.line_start()
-    if stop.accepted == {"IN"}:
+    if "IN" in stop.accepted <= {"IN", "LSQB"}:
         return say.MissingIn(span, str(stop.before))
     if stop.token is not None and stop.token.type == "ENDLESS":
         return say.EndlessRange(stop.span)

@@ -48,6 +48,8 @@ _NODES: dict[str, Callable[..., Any]] = {
     "parameter": ast.Parameter,
     "workers": lambda count, *left_out, span: ast.Workers(count, left_out, span=span),
     "frozen": lambda *stages, span: ast.Frozen(stages, span=span),
+    "feeds": lambda source, target, *named, span: ast.Feeds(source, target, named[-1], span=span),
+    "several": ast.Several,
     "let": ast.Let,
     "table": lambda *entries, span: ast.NumberTable(entries, span=span),
     "function": lambda name, *parts, span: ast.Function(name, parts[:-1], parts[-1], span=span),
@@ -123,9 +125,14 @@ class _Builder(Transformer_NonRecursive[Token, ast.Scheme]):
         parameters = tuple(part for part in parts if isinstance(part, ast.Parameter))
         return ast.Scheme(name, parameters, parts[len(parameters) :], span=span)
 
-    def stages(self, variable: ast.Word, stages: ast.Range, *place: Any, span: Span) -> ast.Stages:
+    def stages(self, *parts: Any, span: Span) -> ast.Stages:
+        first, *place = parts
+        of_group = isinstance(first, ast.Several)
+        group, variable, stages = (
+            (first.group, first.index.variable, first.index.range) if of_group else (None, first, place.pop(0))
+        )
         worker, formula = place if len(place) > 1 else (None, *place)
-        return ast.Stages(variable, stages, worker, formula, span=span)
+        return ast.Stages(group, variable, stages, worker, formula, span=span)
 
     def memory(self, quantity: ast.Word, *parts: Any, span: Span) -> ast.Memory:
         *worker, _, limit = parts

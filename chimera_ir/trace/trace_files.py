@@ -132,9 +132,9 @@ def cause(header: Header, operation: ops.Instruction | Load) -> str:
         case ops.WaitSend():
             return f"sends to worker {awaited_worker(header, operation)}"
         case ops.WaitAllReduce(group=group):
-            return f"the sum of {group_name(group)}"
+            return f"the sum of {group_name(group, header)}"
         case ops.WaitMove(kind, stage=stage):
-            return f"the {kind.noun} of stage {stage}"
+            return f"the {kind.noun} of stage {header.stage_name(stage)}"
         case (
             ops.Compute()
             | ops.Pair()

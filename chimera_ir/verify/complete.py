@@ -34,6 +34,8 @@ def placed(header: Header, operations: Iterable[tuple[Worker, Compute]]) -> Iter
     """
     mistakes = list(_header(header))
     yield from mistakes or _operations(header, operations)
+    if header.absent and not mistakes:
+        yield from _unread(header, operations)
 
 
 def _header(header: Header) -> Iterator[Diagnostic]:
@@ -43,13 +45,13 @@ def _header(header: Header) -> Iterator[Diagnostic]:
         yield UnevenPlan(NOWHERE, header.micro_batches, header.updates, header.period, header.slices)
     for tie in header.ties:
         if frozen := [stage for stage in tie if stage in header.frozen]:
-            yield say.TieFrozen(NOWHERE, listed(tie), frozen[0])
+            yield say.TieFrozen(NOWHERE, listed(map(header.stage_name, tie)), header.stage_name(frozen[0]))
     for pipe in header.pipes:
         if len(pipe.workers) != header.stages:
             yield say.StagesUnplaced(NOWHERE, pipe.name, len(pipe.workers), header.stages, header.stages - 1)
         for stage, worker in enumerate(pipe.workers):
             if not 0 <= worker < header.workers:
-                yield say.PlacedOutside(NOWHERE, pipe.name, stage, worker, header.workers - 1)
+                yield say.PlacedOutside(NOWHERE, pipe.name, header.stage_name(stage), worker, header.workers - 1)
                 break
     occurrences = Counter(micro for pipe in header.pipes for micro in pipe.micros)
     for micro in (*range(header.micro_batches), *sorted(occurrences)):
@@ -57,6 +59,17 @@ def _header(header: Header) -> Iterator[Diagnostic]:
         if times != 1:
             whole, last = micro // header.slices, header.micro_batches // header.slices - 1
             yield say.MicrosNotNumbered(NOWHERE, whole, occurrences[micro], last)
+            return
+
+
+def _unread(header: Header, operations: Iterable[tuple[Worker, Compute]]) -> Iterator[Diagnostic]:
+    """Yields a diagnostic of the first forward whose output no stage reads, although its stage feeds others."""
+    stages = range(header.stages)
+    for micro, stage, origin in ((op.micros[0], op.stage, op.origin) for _, op in operations if op.kind.opens):
+        fed = header.fed[stage] if stage in stages else ()
+        if fed and not any(header.has(micro, after) for after in fed):
+            names = header.stage_name(stage), ", ".join(map(header.stage_name, fed))
+            yield say.ReadNowhere(origin, micros_name((micro,), header.slices), *names)
             return
 
 
@@ -70,6 +83,7 @@ def _even(header: Header) -> bool:
 _Mistake = (
     say.KindNotThere
     | say.NoSuchOperation
+    | say.AbsentMicro
     | say.FrozenStage
     | say.RecomputesNothing
     | say.RecomputesInPart
@@ -78,6 +92,7 @@ _Mistake = (
 _MISTAKES = (
     say.KindNotThere,
     say.NoSuchOperation,
+    say.AbsentMicro,
     say.FrozenStage,
     say.RecomputesNothing,
     say.RecomputesInPart,
@@ -113,25 +128,28 @@ def _mistake(header: Header, worker: Worker, operation: Compute) -> _Mistake | N
         message, *facts = unknown
         last = header.stages - 1, header.micro_batches // header.slices - 1, header.workers - 1
         return message(*where(), *last, 1, *facts)
+    name = header.stage_name(stage)
+    if lacking := [micro for micro in micros if not header.has(micro, stage)]:
+        return say.AbsentMicro(*where(), micros_name(lacking[:1], header.slices), name, 1)
     if stage in header.frozen and kind not in header.kinds_of[stage]:
         passes = header.trained[stage] is Trained.BEFORE
-        first = header.trained.index(Trained.ITSELF)
-        return (say.FrozenBehind if passes else say.FrozenStage)(*where(), stage, first, 1)
+        first = None if header.named or header.feeds else header.trained.index(Trained.ITSELF)
+        return (say.FrozenBehind if passes else say.FrozenStage)(*where(), name, first, 1)
     recomputed = [micro for micro in micros if header.recomputes(micro, stage)]
     if kind.recomputes and micros[0] not in recomputed:
-        return say.RecomputesNothing(*where(), stage, header.pipe_of[micros[0]].name, 1)
+        return say.RecomputesNothing(*where(), name, header.pipe_of[micros[0]].name, 1)
     if 0 < len(recomputed) < len(micros):
-        return say.RecomputesInPart(*where(), stage, recomputed[0], 1)
+        return say.RecomputesInPart(*where(), name, recomputed[0], 1)
     for pipe in (header.pipe_of[micro] for micro in micros):
         if pipe.workers[stage] != worker:
-            return say.WrongWorker(*where(), pipe.workers[stage], pipe.name, stage, 1)
+            return say.WrongWorker(*where(), pipe.workers[stage], pipe.name, name, 1)
     return None
 
 
 def _doubtful(header: Header, operations: Iterable[tuple[Worker, Compute]]) -> Iterator[tuple[Worker, Compute]]:
     """Yields the operations that need a closer look: nearly all are obviously right, and are left out."""
     pipe_of, stages, plain = header.pipe_of, header.stages, {kind for kind in header.kinds if not kind.recomputes}
-    if header.steps_inside or header.frozen:
+    if header.steps_inside or header.frozen or header.absent:
         yield from operations
         return
     for worker, operation in operations:
@@ -221,7 +239,8 @@ def _is_complete(header: Header, operations: Iterable[_Placed], whole: Iterable[
                 return False
             present[cell] = before | bit
     right = {sum(bits[kind] for kind in kinds) for kinds in whole}
-    return len(present) == stages * header.micro_batches and {*present.values()} <= right
+    lacking = sum(map(len, header.lacks.values()))
+    return len(present) == stages * header.micro_batches - lacking and {*present.values()} <= right
 
 
 def _repeated(header: Header, cells: _Cells, whole: Sequence[tuple[Kind, ...]]) -> Iterator[Diagnostic]:
@@ -272,7 +291,14 @@ def _missing(header: Header, cells: _Cells, of_stage: _WholeSets) -> Iterator[Di
             added = "` and `".join(line(operation, header) for operation in lines)
             where = _nearest(header, pipe, cells, lacking[0], micro, stage)
             which = micros_name((micro,), header.slices)
-            facts = pipe.name, pipe.workers[stage], which, stage, tuple(kind.noun for kind in lacking), added
+            facts = (
+                pipe.name,
+                pipe.workers[stage],
+                which,
+                header.stage_name(stage),
+                tuple(kind.noun for kind in lacking),
+                added,
+            )
             message = say.MissingMove if any(kind.moves for kind in lacking) else say.Missing
             if stage in header.frozen and message is say.Missing:
                 message = say.MissingOfFrozen
@@ -285,6 +311,8 @@ def _absent(
     """Yields the kinds that make a cell's the first possible set of its stage; cells with a `_clash` are left out."""
     for micro, (number, whole) in product(pipe.micros, enumerate(of_stage)):
         several = cells.get(micro * header.stages + number, ())
+        if not header.has(micro, Stage(number)):
+            continue
         if not several or _clash(several, whole) is None:
             present = [operation.kind for _, operation in several]
             kinds = next(kinds for kinds in whole if {*present} <= {*kinds})
@@ -374,8 +402,9 @@ def _differing(header: Header, operations: list[Compute]) -> Iterator[Diagnostic
     differing: dict[tuple[Span, Span], list[tuple[Compute, Compute, Value]]] = {}
     for operation in operations:
         received = (value for value in operation.kind.reads if value.crosses)
-        for value, stage in ((v, maker) for v in received for maker in header.makers(v, operation.stage)):
-            before = operations[data_flow.makers[value][operation.micros[0] * header.stages + stage]]
+        first = operation.micros[0]
+        for value, stage in ((v, maker) for v in received for maker in header.makers(v, operation.stage, first)):
+            before = operations[data_flow.makers[value][first * header.stages + stage]]
             if before.micros != operation.micros:
                 differing.setdefault((before.origin, operation.origin), []).append((before, operation, value))
     for (origin, end), pairs in differing.items():

@@ -75,7 +75,8 @@ def _receiver(header: Header, message: Message) -> Worker:
 
 def _content(header: Header, message: Message) -> str:
     """The content of a message: ``the activations of micro-batch 0 from stage 0``."""
-    return f"the {message.value.noun} of {micros_name(message.micros, header.slices)} from stage {message.source}"
+    what, source = f"the {message.value.noun}", header.stage_name(message.source)
+    return f"{what} of {micros_name(message.micros, header.slices)} from stage {source}"
 
 
 # Part of the rule "memory": a lane waits once for each move, before anything else touches what moves.
@@ -138,7 +139,7 @@ def _moves_of(header: Header, worker: Worker, parts: LaneParts) -> Iterator[Diag
 def _moved(header: Header, move: _Move) -> str:
     kind, micros, stage = move
     what = "operands" if kind.moves_operands else "activations"
-    return f"the {what} of {micros_name(micros, header.slices)} on stage {stage}"
+    return f"the {what} of {micros_name(micros, header.slices)} on stage {header.stage_name(stage)}"
 
 
 def _move(step: MoveStep) -> _Move:
@@ -332,7 +333,7 @@ def _meaning(program: Program, wait: Instruction) -> str:
         case WaitSend(message):
             return f"worker {_receiver(header, message)} to take {_content(header, message)}"
         case WaitAllReduce():
-            return f"the sum of the gradients of {summed(wait)}"
+            return f"the sum of the gradients of {summed(wait, header)}"
         case _:
             raise AssertionError("only waits block")
 
@@ -424,7 +425,7 @@ def _foreign(program: Program, cells: Flow, worker: Worker, instruction: Talk) -
     if max(message.source, message.target) >= header.stages:
         return say.NoStageOfMessage(*where, max(message.source, message.target))
     if message.edge not in header.edges:
-        return say.NotNeighbours(*where, message.source, message.target)
+        return say.NotNeighbours(*where, *map(header.stage_name, message.edge[:2]))
     start, end = _sender(header, message), _receiver(header, message)
     if start == end:
         return say.WithinWorker(*where, start)
@@ -465,9 +466,9 @@ def _line(
         done = {Send: "sent", Recv: "received"}.get(type(instruction), "waited for")
         yield say.RepeatedMessage(*where, _content(header, message), done, program.lanes[worker][first].origin)
     if isinstance(instruction, Send) and instruction.to != _receiver(header, message):
-        yield say.WrongPeer(*where, instruction.to, _receiver(header, message), message.target)
+        yield say.WrongPeer(*where, instruction.to, _receiver(header, message), header.stage_name(message.target))
     if isinstance(instruction, Recv) and instruction.source != _sender(header, message):
-        yield say.WrongPeer(*where, instruction.source, _sender(header, message), message.source)
+        yield say.WrongPeer(*where, instruction.source, _sender(header, message), header.stage_name(message.source))
 
 
 def _misplaced(program: Program, cells: Flow, places: Sequence[Places], hand_over: _HandOver) -> Iterator[Diagnostic]:
@@ -696,7 +697,7 @@ def _last_use(header: Header, worker: Worker, cells: Flow, places: Places, messa
     # Forwards on the same worker may pass the same memory on: follow it to the stages that send.
     workers, stages = header.pipe_of[message.micros[0]].workers, [message.target]
     for stage in stages:
-        for target in header.readers(message.value, stage):
+        for target in header.readers(message.value, stage, message.micros[0]):
             made = Message(message.micros, stage, target, message.value)
             if workers[target] == worker:
                 stages.append(target)

@@ -252,9 +252,12 @@ class RecordedStage(RecordedWeights):
         vars(self).update({f"wait_{kind.method}": partial(self._expect_wait, kind) for kind in moves})
         crossing = [value for value in values() if value.crosses]
         vars(self).update({value.made: partial(self._handed_on, _role(value)) for value in crossing})
-        # The stages that read its values, each of which takes them once; None if there is only one.
+        # The stages that read its values, each of which takes them once, as scripts name them: None if there is one.
         readers = {value: recording.header.readers(value, stage) for value in crossing}
-        self._readers = {value: stages if len(stages) > 1 else (None,) for value, stages in readers.items()}
+        self._readers = {
+            value: [(reader if len(stages) > 1 else None, reader) for reader in stages]
+            for value, stages in readers.items()
+        }
 
     def at(self, version: int) -> Self:
         """Sets the version of the weights that the next operation reads, and returns the stage; below 0 counts as 0."""
@@ -294,15 +297,18 @@ class RecordedStage(RecordedWeights):
             or arguments != self._reads(kind, group)
         ):
             return False
+        has = self._recording.header.has
         for value in kind.hands_on:
-            self._values.update(((_role(value), group, self._stage), reader) for reader in self._readers[value])
+            readers = [reader for reader, stage in self._readers[value] if has(group[0], stage)]
+            self._values.update(((_role(value), group, self._stage), reader) for reader in readers)
         return True
 
     def _reads(self, kind: Kind, group: Group) -> tuple[tuple[object, ...], ...]:
         # Tensors from several stages are in one tuple, and so are their descriptions.
+        has = self._recording.header.has
         received = tuple(
             [
-                tuple([part for maker in makers for part in (role, group, maker)])
+                tuple([part for maker in makers if has(group[0], maker) for part in (role, group, maker)])
                 for role, makers in self._received[kind]
             ]
         )

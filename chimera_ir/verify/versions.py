@@ -68,9 +68,9 @@ def sum_key(header: Header, instruction: Synchronisation) -> int:
     return header.group_numbers[instruction.group] * header.updates + _update_of(instruction)
 
 
-def summed(instruction: Synchronisation) -> str:
+def summed(instruction: Synchronisation, header: Header) -> str:
     """The group of a sum or a step, with its version: ``stage 1``, or ``stage 1 for version 3``."""
-    return group_name(instruction.group) + (
+    return group_name(instruction.group, header) + (
         "" if instruction.version is None else f" for version {instruction.version}"
     )
 
@@ -92,12 +92,14 @@ def _not_held(header: Header, worker: Worker, instruction: Synchronisation | Sta
     exists = group in header.group_numbers
     if not exists and len(group) > 1:
         header_line = f"tied {' '.join(f's{stage}' for stage in group)}"
-        return of_program.NotTied(instruction.origin, worker, line(instruction, header), listed(group), header_line)
+        return of_program.NotTied(
+            instruction.origin, worker, line(instruction, header), listed(map(header.stage_name, group)), header_line
+        )
     if exists and worker in header.members(group):
         return None
     members = header.members(group) if exists else ()
     holders = f"worker{'s' if len(members) > 1 else ''} {listed(members)}" if exists else "no worker"
-    return of_program.NotHeld(instruction.origin, worker, line(instruction, header), group_name(group), holders)
+    return of_program.NotHeld(instruction.origin, worker, line(instruction, header), group_name(group, header), holders)
 
 
 class _WorkerSums:
@@ -135,7 +137,9 @@ class _WorkerSums:
         first = self._lines.setdefault((type(instruction), instruction.group, _update_of(instruction)), place)
         if first != place:
             where = instruction.origin, self._worker, line(instruction, self._header)
-            yield say.RepeatedLine(*where, summed(instruction), _DONE[type(instruction)], self._lane[first].origin)
+            yield say.RepeatedLine(
+                *where, summed(instruction, self._header), _DONE[type(instruction)], self._lane[first].origin
+            )
 
     def _no_update(self, instruction: Synchronisation) -> Diagnostic | None:
         header = self._header
@@ -159,7 +163,7 @@ class _WorkerSums:
         for kind, place, message in zip(_KINDS, places, messages, strict=True):
             if place is None:
                 missing = line(kind(group, version=version), self._header)
-                yield message(origin, self._worker, missing, group_name(group), len(group) > 1)
+                yield message(origin, self._worker, missing, group_name(group, self._header), len(group) > 1)
 
     def _misplaced(self, group: WeightGroup, update: int) -> Iterator[Diagnostic]:
         """Yields the diagnostics of lines of a group's update in the wrong order.
@@ -191,7 +195,7 @@ def _orders(program: Program) -> Iterator[Diagnostic]:
     after: dict[int, dict[int, tuple[Worker, Span]]] = {}
     for number, parts in enumerate(program.parts):
         launches = [launch for launch in parts.updates.lines if isinstance(launch, AllReduce)]
-        names |= {sum_key(program.header, launch): summed(launch) for launch in launches}
+        names |= {sum_key(program.header, launch): summed(launch, program.header) for launch in launches}
         for earlier, later in pairwise(launches):
             successors = after.setdefault(sum_key(program.header, earlier), {})
             successors.setdefault(sum_key(program.header, later), (Worker(number), later.origin))
@@ -248,7 +252,7 @@ def _one_version(header: Header, worker: Worker, parts: LaneParts) -> Iterator[D
         steps = [stepped[group] for group in header.groups_with[operation.stage] if group in stepped]
         step = next((step for step_place, step in steps if step_place < place), None)
         if step is not None:
-            group = group_name(step.group)
+            group = group_name(step.group, header)
             yield AfterStep(operation.origin, worker, line(operation, header), group, line(step, header), step.origin)
 
 
@@ -280,7 +284,9 @@ def ties(schedule: Schedule) -> Iterator[Diagnostic]:
             first, other = forwards[micro, first_stage], forwards[micro, stage]
             if first.version != other.version:
                 texts = line(first, header), line(other, header)
-                yield TiesDiffer(other.origin, first_stage, stage, *texts, first.origin)
+                yield TiesDiffer(
+                    other.origin, header.stage_name(first_stage), header.stage_name(stage), *texts, first.origin
+                )
                 break
 
 
@@ -345,13 +351,13 @@ class _Walk:
         elif weights not in self._stashes:
             step = line(self._lane[self._steps[group, Version(version + 1)]], self._header)
             where = operation.origin, self._worker, line(Stash(*weights), self._header)
-            yield say.MissingStash(*where, line(operation, self._header), _name(weights), step)
+            yield say.MissingStash(*where, line(operation, self._header), _name(weights, self._header), step)
 
     def _stash(self, place: int, stash: Stash) -> Iterator[Diagnostic]:
         weights = stash.group, stash.version
         following = self._steps.get((stash.group, Version(stash.version + 1)))
         if following is None:
-            yield say.NeverReplaced(stash.origin, self._worker, line(stash, self._header), _name(weights))
+            yield say.NeverReplaced(stash.origin, self._worker, line(stash, self._header), _name(weights, self._header))
             return
         if stash.version > self._newest[stash.group]:
             yield self._too_early(say.ReadBeforeStep, stash, self._lane[self._steps[weights]], weights)
@@ -367,7 +373,7 @@ class _Walk:
         if self._drops[weights] != place:
             yield self._repeated(drop, weights, "dropped", self._drops[weights])
         elif weights not in self._stashes and weights not in self._lacking:
-            yield say.NeverStashed(drop.origin, self._worker, line(drop, self._header), _name(weights))
+            yield say.NeverStashed(drop.origin, self._worker, line(drop, self._header), _name(weights, self._header))
         elif place < stash < len(self._lane):
             yield self._too_early(say.DropBeforeStash, drop, self._lane[stash], weights)
         elif stash < place < last:
@@ -380,18 +386,23 @@ class _Walk:
             stash = self._stashes[weights]
             end = max(self._last.get(weights, -1), self._steps.get((weights[0], Version(weights[1] + 1)), stash))
             where = self._lane[stash].origin, self._worker, line(Drop(*weights), self._header)
-            yield say.MissingDrop(*where, _name(weights), line(self._lane[end], self._header))
+            yield say.MissingDrop(*where, _name(weights, self._header), line(self._lane[end], self._header))
 
     def _too_early(
         self, message: type[say.LineAboutContent], early: Instruction, late: Instruction, weights: _Weights
     ) -> Diagnostic:
         return message(
-            early.origin, self._worker, line(early, self._header), line(late, self._header), late.origin, _name(weights)
+            early.origin,
+            self._worker,
+            line(early, self._header),
+            line(late, self._header),
+            late.origin,
+            _name(weights, self._header),
         )
 
     def _repeated(self, instruction: Stash | Drop, weights: _Weights, done: str, first: int) -> Diagnostic:
         where = instruction.origin, self._worker, line(instruction, self._header)
-        return say.RepeatedLine(*where, _name(weights), done, self._lane[first].origin)
+        return say.RepeatedLine(*where, _name(weights, self._header), done, self._lane[first].origin)
 
 
 def _first_places(parts: LaneParts, kind: type[Step | Stash | Drop]) -> dict[_Weights, int]:
@@ -402,9 +413,9 @@ def _first_places(parts: LaneParts, kind: type[Step | Stash | Drop]) -> dict[_We
     return places
 
 
-def _name(weights: _Weights) -> str:
+def _name(weights: _Weights, header: Header) -> str:
     group, version = weights
-    return f"version {version} of {group_name(group)}"
+    return f"version {version} of {group_name(group, header)}"
 
 
 # Counts the copies of weights that a lane keeps, and those that it needs, for the rules "versions" and "memory".
@@ -462,7 +473,7 @@ def surplus(program: Program) -> Iterator[Diagnostic]:
         for group, (stashed, change) in highest_by_key((group, n) for group, n, _ in stashes(parts)).items():
             if stashed > enough.get(group, 0):
                 kept = [line for _, line in lines[: change + 1] if line.group == group]
-                facts = group_name(group), 1 + stashed, 1 + enough.get(group, 0)
+                facts = group_name(group, program.header), 1 + stashed, 1 + enough.get(group, 0)
                 yield _surplus(program, Worker(number), facts, kept, lines[change][0], last)
 
 

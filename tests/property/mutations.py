@@ -44,6 +44,8 @@ RULES = {
     "CH330": "complete, placed",
     "CH332": "complete, placed",
     "CH333": "complete, placed",
+    "CH341": "complete, placed",
+    "CH342": "complete, placed",
     "CH401": "missing",
     "CH402": "redundant",
     "CH403": "misplaced",

@@ -1,13 +1,14 @@
 """Plans to test with: random ones, and the schemes of the paper, without the language."""
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
+import networkx as nx
 from hypothesis import strategies as st
 
 from chimera_ir.ir.kinds import BACKWARD, FORWARD, INPUT_GRADIENT
-from chimera_ir.ir.levels import Header, Pipe, Plan
+from chimera_ir.ir.levels import Absence, Feed, Header, NamedStages, Pipe, Plan
 from chimera_ir.ir.ops import Clock, Compute, Micro, Planned, Stage, WeightGroup, Worker
 from chimera_ir.source import Span
 
@@ -110,14 +111,16 @@ def with_ties(plan: Plan, *ties: tuple[int, ...]) -> Plan:
 def with_frozen(plan: Plan, *frozen: int) -> Plan:
     """The plan of a model with frozen stages, and without the operations that these lack.
 
-    The first trained stage, and all stages behind it, make gradients of their inputs. What is tied to a frozen stage is
-    tied no more.
+    Trained stages, and all stages behind them, make gradients of their inputs. What is tied to a frozen stage is tied
+    no more.
     """
-    first = min({*range(plan.header.stages)} - {*frozen})
+    backs = {*range(plan.header.stages)} - {*frozen}
+    for stage, before in enumerate(plan.header.feeding):
+        backs |= {stage} if backs & {*before} else set()
     kept = []
     for planned in plan.operations:
         operation = planned.operation
-        if operation.stage < first and not operation.kind.opens:
+        if operation.stage not in backs and not operation.kind.opens:
             continue
         if operation.stage in frozen and operation.kind is BACKWARD:
             planned = planned._replace(operation=replace(operation, kind=INPUT_GRADIENT))
@@ -125,14 +128,94 @@ def with_frozen(plan: Plan, *frozen: int) -> Plan:
     pipes = (
         replace(
             pipe,
-            recompute=tuple(stage for stage in pipe.recompute if stage >= first),
-            recomputed=tuple(some for some in pipe.recomputed if some[0] >= first),
+            recompute=tuple(stage for stage in pipe.recompute if stage in backs),
+            recomputed=tuple(some for some in pipe.recomputed if some[0] in backs),
         )
         for pipe in plan.header.pipes
     )
     ties = tuple(tie for tie in plan.header.ties if not {*frozen} & {*tie})
     header = replace(plan.header, frozen=tuple(map(Stage, sorted(frozen))), pipes=tuple(pipes), ties=ties)
     return replace(plan, header=header, operations=tuple(kept))
+
+
+def random_graph(seed: int) -> Plan:
+    """Random pipes of a model that is no chain: groups of stages, with random edges that connect all of them."""
+    rng = random.Random(seed)
+    workers, stages, micro_batches = rng.randint(1, 4), rng.randint(2, 6), rng.randint(1, 4)
+    parts: list[list[int]] = [[] for _ in range(rng.randint(1, 2))]
+    for micro in range(micro_batches):
+        rng.choice(parts).append(micro)
+    placed = [([rng.randrange(workers) for _ in range(stages)], part) for part in parts]
+    starts = sorted({0, *(s for s in range(1, stages) if rng.random() < 0.5)})
+    named = tuple(
+        NamedStages(f"g{start}", Stage(start), Stage(stop))
+        for start, stop in zip(starts, [*starts[1:], stages], strict=True)
+    )
+    inside = {(s - 1, s) for s in range(1, stages) if s not in starts}
+    feeds: set[tuple[int, int]] = set()
+    while not (feeds and nx.is_connected(nx.Graph([*inside, *feeds, *((s, s) for s in range(stages))]))):
+        source, target = sorted(rng.sample(range(stages), 2))
+        feeds |= {(source, target)} - inside
+        if len(inside) == stages - 1 and stages == 2:  # a chain of two has no further edge
+            return random_graph(seed + 100_000)
+    header = _header(workers, stages, placed, micro_batches)
+    edges = tuple(Feed(Stage(s), Stage(t), "") for s, t in rng.sample(sorted(feeds), len(feeds)))
+    header = replace(header, named=named, feeds=edges, pipes=tuple(_recomputing(pipe, rng) for pipe in header.pipes))
+    return Plan(header, tuple(_in_some_order(header, _groups(header, rng), inside | feeds, rng)))
+
+
+def with_absent(plan: Plan, seed: int) -> Plan:
+    """The plan without some micro-batches on some groups, so that what a stage makes is still read by one.
+
+    Micro-batches that share an operation with others stay.
+    """
+    rng, header = random.Random(seed), plan.header
+    alone = list(range(header.micro_batches))
+    for planned in plan.operations:
+        if len(planned.operation.micros) > 1:
+            alone = [m for m in alone if m not in planned.operation.micros]
+    absent: dict[str, list[Micro]] = {}
+    for micro in map(Micro, alone):
+        for group in rng.sample(header.named, rng.randint(0, len(header.named) - 1)):
+            absent.setdefault(group.name, []).append(micro)
+            lacking = {
+                (s, m) for name, start, stop in header.named for m in absent.get(name, ()) for s in range(start, stop)
+            }
+            has = [s for s in range(header.stages) if (s, micro) not in lacking]
+            if not has or any(header.fed[s] and not {*header.fed[s]} & {*has} for s in has):
+                absent[group.name].pop()
+    listed = tuple(Absence(group.name, tuple(absent[group.name])) for group in header.named if absent.get(group.name))
+    header = replace(header, absent=listed)
+    kept = tuple(p for p in plan.operations if header.has(p.operation.micros[0], p.operation.stage))
+    return replace(plan, header=header, operations=kept)
+
+
+def _in_some_order(
+    header: Header, groups: list[tuple[Micro, ...]], edges: set[tuple[int, int]], rng: random.Random
+) -> Iterator[Planned]:
+    """All forwards and backwards, in a random order along the edges."""
+    stages = range(header.stages)
+    left = [Compute(kind, group, Stage(s)) for kind in (FORWARD, BACKWARD) for group in groups for s in stages]
+    done: set[tuple[object, tuple[Micro, ...], int]] = set()
+    clock = 0
+    while left:
+        ready = [each for each in left if all(need in done for need in _needs(each, edges))]
+        operation = rng.choice(ready)
+        left.remove(operation)
+        done.add((operation.kind, operation.micros, operation.stage))
+        worker = header.worker(operation.micros[0], operation.stage)
+        origin = Span(10 * clock, 10 * clock + 5)
+        yield Planned(Clock(clock), worker, replace(operation, origin=origin))
+        clock += 1
+
+
+def _needs(operation: Compute, edges: set[tuple[int, int]]) -> Iterator[tuple[object, tuple[Micro, ...], int]]:
+    forward = operation.kind is FORWARD
+    for source, target in edges:
+        if operation.stage == (target if forward else source):
+            yield operation.kind, operation.micros, source if forward else target
+    if not forward:
+        yield FORWARD, operation.micros, operation.stage
 
 
 def _recomputing(pipe: Pipe, rng: random.Random) -> Pipe:

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -66,6 +67,17 @@ def test_so_are_those_of_other_sizes(name: str, workers: int, n: int, monkeypatc
     except TextError:
         pytest.skip("the scheme has no such size")
     assert texts(files) == texts(whole(made, monkeypatch).files)
+
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples"
+
+
+@pytest.mark.parametrize("sizes", [{"N": 144}, {"a": 1, "b": 3, "D": 2, "N": 100}])
+def test_so_are_those_of_a_graph(sizes: Mapping[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("chimera_ir.compilation.LARGE", 0)
+    made = chimera_ir.compile(EXAMPLES / "two_encoders.chim", **sizes)
+    assert by_turns(made)
+    assert texts(made.files) == texts(whole(made, monkeypatch).files)
 
 
 COSTS = (

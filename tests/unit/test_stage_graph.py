@@ -1,9 +1,9 @@
 """Stages that are not a chain: modules that follow a value ask the header which stages read it.
 
-No text has such a header yet. Here two stages feed a third, as two encoders feed a decoder.
+Here two stages feed a third, as two encoders feed a decoder.
 """
 
-from functools import cached_property
+from dataclasses import replace
 
 import pytest
 
@@ -11,7 +11,7 @@ from chimera_ir.codegen.statements import Notation, Scribe, links
 from chimera_ir.flow.flow import Flow, crossing
 from chimera_ir.flow.net import net_of
 from chimera_ir.ir.kinds import ACTIVATIONS, BACKWARD, FORWARD, GRADIENTS, KEPT, Kind, Trained, Value
-from chimera_ir.ir.levels import Header, Pipe, Schedule
+from chimera_ir.ir.levels import Feed, Header, NamedStages, Pipe, Schedule
 from chimera_ir.ir.ops import Compute, Message, Micro, Stage, Worker
 from chimera_ir.ir.text.printer import line
 from chimera_ir.lower.lower import forwards, lower
@@ -22,19 +22,14 @@ FIRST, SECOND, LAST = map(Stage, range(3))
 PIPES = (Pipe("down", (Worker(0), Worker(1), Worker(2)), (MICRO,)),)
 
 
-class TwoIntoOne(Header):
-    """Stages 0 and 1 feed stage 2."""
-
-    @cached_property
-    def fed(self) -> tuple[tuple[Stage, ...], ...]:
-        return (LAST,), (LAST,), ()
-
-
 def operation(kind: Kind, stage: Stage) -> Compute:
     return Compute(kind, (MICRO,), stage)
 
 
-HEADER = TwoIntoOne("two_into_one", (), 3, 3, 1, PIPES)
+GROUPS = tuple(
+    NamedStages(name, stage, Stage(stage + 1)) for name, stage in zip("abc", map(Stage, range(3)), strict=True)
+)
+HEADER = Header("two_into_one", (), 3, 3, 1, PIPES, named=GROUPS, feeds=(Feed(FIRST, LAST), Feed(SECOND, LAST)))
 SCHEDULE = Schedule(
     HEADER, tuple((operation(FORWARD, stage), operation(BACKWARD, stage)) for stage in (FIRST, SECOND, LAST))
 )
@@ -57,7 +52,7 @@ def test_the_header_names_the_readers_and_the_makers_of_a_value(
     assert (HEADER.readers(value, stage), HEADER.makers(value, stage)) == (readers, makers)
 
 
-def test_a_header_from_text_has_a_chain() -> None:
+def test_without_edges_the_stages_are_a_chain() -> None:
     chain = Header("chain", (), 3, 3, 1, PIPES)
     assert chain.fed == ((SECOND,), (LAST,), ())
     assert chain.feeding == ((), (FIRST,), (SECOND,))
@@ -130,13 +125,13 @@ def test_lanes_receive_from_every_stage_that_feeds_them_and_scripts_hand_all_of_
     ]
     scribe = Scribe(HEADER, Worker(2), links(program.parts[2]), Notation())
     assert scribe.statement(operation(FORWARD, LAST)) == (
-        "stage2.forward(0, in_s0_s2.take(0), in_s1_s2.take(0), lane.target(0))"
+        "stage2.forward(0, (*in_s0_s2.take(0), *in_s1_s2.take(0)), lane.target(0))"
     )
 
 
 def test_an_evaluation_waits_for_all_stages_that_feed_a_stage() -> None:
     one = Worker(0)
-    header = TwoIntoOne("two_into_one", (), 1, 3, 1, (Pipe("down", (one, one, one), (MICRO,)),))
+    header = replace(HEADER, workers=1, pipes=(Pipe("down", (one, one, one), (MICRO,)),))
     lane = tuple(operation(kind, stage) for kind, stage in ((FORWARD, FIRST), (FORWARD, SECOND), (FORWARD, LAST)))
     (ordered,) = forwards(Schedule(header, (lane,))).lanes
     assert [part.stage for each in ordered for part in each.parts] == [SECOND, FIRST, LAST]

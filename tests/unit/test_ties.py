@@ -39,7 +39,7 @@ def test_stages_are_tied_by_number_and_by_name_once() -> None:
     assert header.groups_with[1] == ((1,), (0, 1, 3), (1, 2))
     assert header.groups_of[2] == ((2,), (1, 2))
     assert [group_text(tie) for tie in header.ties] == ["s0+s1+s3", "s0+s3", "s1+s2"]
-    assert group_name(header.ties[0]) == "the tie of stages 0, 1 and 3"
+    assert group_name(header.ties[0], header) == "the tie of stages 0, 1 and 3"
 
 
 def test_the_ends_of_a_single_stage_are_one_parameter_of_it_and_no_tie() -> None:

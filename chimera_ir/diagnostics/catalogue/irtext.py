@@ -69,6 +69,15 @@ BoundTwice = HeaderTwice.worded("BoundTwice", title="the bound on {what} is give
 SyncTwice = HeaderTwice.worded("SyncTwice", title="the synchronisation of stage {what} is given twice")
 
 
+class NoSuchGroup(Diagnostic, code="CH534"):
+    meaning = "A group of stages behind `absent` that the line `named` does not have."
+    title = "no group of stages is called `{name}`"
+    label = "not a group"
+    help = "the line `named` has these groups: {known}"
+    name: str
+    known: str
+
+
 class BoundLength(Diagnostic, code="CH529"):
     meaning = "A bound lists the limits of more or fewer workers than there are."
     title = "the bound on {what} has {limits:limit} for {workers:worker}"

@@ -373,7 +373,11 @@ class SecondClause(Diagnostic, code="CH212"):
 
     @property
     def advice(self) -> str:
-        return "; micro-batches of another kind go into a pipe of their own" if self.clause == "micros" else ""
+        of_clause = {
+            "micros": "; micro-batches of another kind go into a pipe of their own",
+            "stages": ", or give each group of stages a name: `stages image[i in 0..2] on ..`",
+        }
+        return of_clause.get(self.clause, "")
 
 
 class RecomputesTwice(Diagnostic, code="CH218"):
@@ -446,6 +450,26 @@ FormulaTooDeep = FormulaTooLarge.worded(
     "FormulaTooDeep",
     help="each call adds the levels of what it calls: write one formula in place of a chain of functions",
 )
+
+
+class TwoGroups(Diagnostic, code="CH222"):
+    meaning = "A line of a pipe that speaks of two groups of stages at once."
+    title = "this line uses `{variable}` of `{group}` and `{other_variable}` of `{other_group}`"
+    label = "uses both"
+    help = "write a line for each group: a line stands for the stages of one"
+    variable: str
+    group: str
+    other_variable: str
+    other_group: str
+
+
+class SeveralBoth(Diagnostic, code="CH223"):
+    meaning = "A line `feeds` with several stages on both sides of the arrow."
+    title = "both sides of this line name several stages"
+    label = "a variable on both sides"
+    help = (
+        "name several on one side, and write the other with their variable: `feeds net[s in 0..P-1] -> net[2*P-1 - s]`"
+    )
 
 
 class Unused(Diagnostic, code="CH217"):

@@ -188,7 +188,7 @@ class WrongPeer(InLane, code="CH404"):
     help = "write w{right} instead of w{peer}"
     peer: int
     right: int
-    stage: int
+    stage: str
 
 
 class UnknownMessage(InLane, code="CH405"):
@@ -205,8 +205,8 @@ class NoStageOfMessage(UnknownMessage):
 
 class NotNeighbours(UnknownMessage):
     title = _STRAY + "stages {source} and {target} are not neighbours"
-    source: int
-    target: int
+    source: str
+    target: str
 
 
 class WithinWorker(UnknownMessage):
@@ -233,7 +233,7 @@ class RecomputesInPart(Diagnostic, code="CH331"):
     help = "let all micro-batches of an operation recompute, or none of them"
     operation: str
     worker: int
-    stage: int
+    stage: str
     micro: int
     count: int
 
@@ -278,7 +278,7 @@ class WrongWorker(Diagnostic, code="CH304"):
     worker: int
     right: int
     pipe: str
-    stage: int
+    stage: str
     count: int
 
 
@@ -288,7 +288,7 @@ class PlacedOutside(Diagnostic, code="CH305"):
     label = "needs worker {worker}"
     help = "place it on one of the workers 0 to {last}, or have more workers"
     pipe: str
-    stage: int
+    stage: str
     worker: int
     last: int
 
@@ -357,6 +357,28 @@ class KindNotThere(Diagnostic, code="CH316"):
     count: int
 
 
+class AbsentMicro(Diagnostic, code="CH341"):
+    meaning = "An operation of a micro-batch that its group of stages does not have."
+    title = "`{operation}` is on worker {worker}, but stage {stage} does not have {micro_batch}{count:and more}"
+    label = "absent there"
+    help = "remove the operation, or take the micro-batch out of the line `absent`"
+    operation: str
+    worker: int
+    micro_batch: str
+    stage: str
+    count: int
+
+
+class ReadNowhere(Diagnostic, code="CH342"):
+    meaning = "A micro-batch on a stage, of which no stage that it feeds has it."
+    title = "stage {stage} has {micro_batch}, and no stage that it feeds ({fed}) has it"
+    label = "read by no stage"
+    help = "what a stage makes must be read: leave the micro-batch out of its group too, or give it to the group behind"
+    micro_batch: str
+    stage: str
+    fed: str
+
+
 class FrozenStage(Diagnostic, code="CH333"):
     meaning = "An operation that a frozen stage does not have."
     title = (
@@ -364,12 +386,17 @@ class FrozenStage(Diagnostic, code="CH333"):
         "{count:and more}"
     )
     label = "stage {stage} has forwards alone"
-    help = "remove the operation: in a scheme, `when s >= {trained}` leaves it out; or take the stage out of `frozen`"
+    help = "remove the operation{guard}; or take the stage out of `frozen`"
     operation: str
     worker: int
-    stage: int
-    trained: int
+    stage: str
+    trained: int | None
+    """The first trained stage of a chain without names."""
     count: int
+
+    @property
+    def guard(self) -> str:
+        return "" if self.trained is None else f": in a scheme, `when s >= {self.trained}` leaves it out"
 
 
 FrozenBehind = FrozenStage.worded(
@@ -386,7 +413,7 @@ class TieFrozen(Diagnostic, code="CH334"):
     label = "has a tie with a frozen stage"
     help = "leave out the tie, or take stage {stage} out of `frozen`: what stages share is trained on all of them"
     stages: str
-    stage: int
+    stage: str
 
 
 class RecomputesNothing(Diagnostic, code="CH330"):
@@ -398,7 +425,7 @@ class RecomputesNothing(Diagnostic, code="CH330"):
     help = "remove the operation, or let the line of the pipe list stage {stage} after `recompute`"
     operation: str
     worker: int
-    stage: int
+    stage: str
     pipe: str
     count: int
 
@@ -541,8 +568,8 @@ class TiesDiffer(Diagnostic, code="CH317"):
         "parameter that stages share has one version at a time"
     )
     related = ("first_span", "`{first_line}` is here")
-    first: int
-    other: int
+    first: str
+    other: str
     first_line: str
     other_line: str
     first_span: Span
@@ -556,7 +583,7 @@ class Missing(Diagnostic, code="CH302"):
     pipe: str
     worker: int
     micro_batch: str
-    stage: int
+    stage: str
     kinds: tuple[str, ...]
     operations: str
     directions: str

@@ -554,9 +554,9 @@ UNSAYABLE = _by_token(
             "cut the batch into more micro-batches, each of them into two `halves`, or into `slices q in 0..k` of the "
             "sequence",
         ),
-        "feed feeds edge edges link links connect graph send sends recv receive receives to from": (
+        "feed edge edges link links connect graph send sends recv receive receives to from": (
             "the data between stages",
-            "a stage takes what the stage before it returned, and returns with it what later stages need",
+            "a stage takes what the stage before it returned; `feeds image[1] -> text[0]` above the pipes is one more",
         ),
         "after before wait waits needs depends": (
             "what an operation waits for",

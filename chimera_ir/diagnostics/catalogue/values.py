@@ -186,6 +186,28 @@ class StagesDiffer(InInstance, code="CH238"):
     first: Span
 
 
+class GroupsDiffer(InInstance, code="CH339"):
+    meaning = "Pipes with different groups of stages."
+    title = "the pipe `{pipe}` has the stages {groups}, and the pipe `{other}` has {expected}"
+    label = "the stages of `{pipe}`"
+    help = "every pipe is a whole copy of one model: give all of them the same lines `stages`, but for the workers"
+    related = ("first", "the pipe `{other}` has {expected}")
+    pipe: str
+    groups: str
+    other: str
+    expected: str
+    first: Span
+
+
+class NoSuchFeed(InInstance, code="CH340"):
+    meaning = "A line `feeds` with a stage that does not exist."
+    title = "there is no stage {stage} to feed or to be fed: stages are 0 to {last}"
+    label = "stage {stage}"
+    help = "name stages by their group, as in `feeds image[a-1] -> text[0]`, or by their numbers"
+    stage: int
+    last: int
+
+
 class NoMicros(InInstance, code="CH239"):
     meaning = "A scheme whose pipes have no micro-batches at all."
     title = "there are no micro-batches"

@@ -20,6 +20,7 @@ from chimera_ir.ir.levels import (
     MAX_MICRO_BATCHES,
     MAX_STAGES,
     MAX_WORKERS,
+    Absence,
     Bound,
     Feed,
     Header,
@@ -30,7 +31,6 @@ from chimera_ir.ir.levels import (
     normalized,
 )
 from chimera_ir.ir.ops import Micro, Stage, WeightGroup, Worker, alternatives, unmade
-from chimera_ir.ir.text.printer import group_name
 from chimera_ir.plural import listed, plural
 from chimera_ir.source import Span
 
@@ -51,6 +51,7 @@ HEADER_LINES = {
     "frozen": "frozen 0..2",
     "named": "named image 0..1 text 1..4",
     "feeds": "feeds s0->s2 as pixels",
+    "absent": "absent image 2..3",
     "tied": "tied s0 s3",
     "weigh": "weigh 2 0..4",
     "pipe": "pipe down on 0 1 2 3 micros 0..4",
@@ -246,6 +247,7 @@ class _HeaderReader:
             feeds=tuple(map(self._read_feed, self._lines["FEEDS"])),
         )
         reject(graph_mistakes(header, [*map(span, self._lines["FEEDS"])]))
+        header = replace(header, absent=tuple(self._read_absences(header)))
         return header.recomputing_for_backwards()
 
     def _read_bounds(self) -> Iterator[Bound]:
@@ -349,6 +351,22 @@ class _HeaderReader:
         source, target = map(Stage, integers(token, edge))
         return Feed(source, target, keyword.strip())
 
+    def _read_absences(self, header: Header) -> Iterator[Absence]:
+        micros: dict[str, tuple[Micro, ...]] = {}
+        names = [group.name for group in header.named]
+        for token in self._lines["ABSENT"]:
+            _, name, runs = token.split(maxsplit=2)
+            if name not in names:
+                raise Rejected(
+                    [say.NoSuchGroup(span(token), name, listed([f"`{known}`" for known in names]) or "none")]
+                )
+            if name in micros:
+                raise Rejected([say.HeaderTwice(span(token), f"`absent {name}`")])
+            micros[name] = tuple(map(Micro, _run(token, integers(token, runs), header.micro_batches - 1)))
+            if len(micros[name]) != header.slices * len({micro // header.slices for micro in micros[name]}):
+                raise Rejected([say.SlicesLeftOver(span(token), len(micros[name]), header.slices)])
+        return (Absence(name, micros[name]) for name in names if name in micros)
+
     def _read_weights(self) -> tuple[int, ...]:
         weights: dict[int, int] = {}
         for token in self._lines["WEIGH"]:
@@ -367,7 +385,7 @@ class _HeaderReader:
         for token in self._lines["TIED"]:
             tie = self._read_tie(token)
             if tie in ties:
-                raise Rejected([say.HeaderTwice(span(token), group_name(tie))])
+                raise Rejected([say.HeaderTwice(span(token), f"`{token}`")])
             ties[tie] = None
         return tuple(sorted(ties))
 

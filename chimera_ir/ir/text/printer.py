@@ -135,9 +135,10 @@ def group_text(group: WeightGroup) -> str:
     return "+".join([f"s{stage}" for stage in group])
 
 
-def group_name(group: WeightGroup) -> str:
+def group_name(group: WeightGroup, header: Header) -> str:
     """A weight group as in messages, such as ``stage 1``, or ``the tie of stages 0 and 3``."""
-    return f"the tie of stages {listed(group)}" if len(group) > 1 else f"stage {group[0]}"
+    names = [*map(header.stage_name, group)]
+    return f"the tie of stages {listed(names)}" if len(group) > 1 else f"stage {names[0]}"
 
 
 def micros_name(micros: Sequence[Micro], slices: int) -> str:
@@ -234,6 +235,7 @@ def _header(level: str, header: Header, *, stream: bool = False) -> Iterator[str
         yield "named " + " ".join(f"{name} {start}..{stop}" for name, start, stop in header.named)
     for source, target, keyword in header.feeds:
         yield f"feeds s{source}->s{target}" + (f" as {keyword}" if keyword else "")
+    yield from (f"absent {group} {_runs_text(micros)}" for group, micros in header.absent)
     yield from (f"tied {' '.join(f's{stage}' for stage in tie)}" for tie in header.ties)
     for weight in sorted({*header.weights} - {1}):
         yield f"weigh {weight} {_runs_text(m for m, w in enumerate(header.weights) if w == weight)}"

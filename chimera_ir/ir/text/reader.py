@@ -99,6 +99,7 @@ _MISPLACED: dict[str, type[say.OutOfOrder]] = {"TITLE": say.SecondTitle, "HEADIN
         "FROZEN",
         "NAMED",
         "FEEDS",
+        "ABSENT",
         "TIED",
         "PIPE",
     ),

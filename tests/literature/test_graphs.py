@@ -1,0 +1,130 @@
+"""Models that are no chain: makespans and peaks, as an independent simulator found them."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import networkx as nx
+import pytest
+
+import chimera_ir
+from chimera_ir.options import Options
+from chimera_ir.predict.setting import Setting
+from chimera_ir.profile.cluster import FREE, Cluster
+from chimera_ir.profile.costs import StageCosts
+from tests.simulator import Simulator
+from tests.timings import stage_timing
+
+TWO_ENCODERS = (Path(__file__).resolve().parents[2] / "docs" / "examples" / "two_encoders.chim").read_text()
+
+FROZEN_ENCODER = """
+scheme frozen_encoder(a = 2, D = 3, N = 8)
+frozen image
+workers a + D
+pipe down {
+  stages image[i in 0..a] on i
+  stages text[s in 0..D] on a + s
+  micros m in 0..N
+  F(m, image[i]) @ 2*m + i
+  F(m, text[s]) @ 2*m + a + s
+  B(m, text[s]) @ 2*m + 2*(a + D)-1 - a - s
+}
+"""
+
+ENCODER_DECODER = """
+scheme encoder_decoder(E = 2, D = 3, N = 8)
+feeds enc[E-1] -> dec[s in 0..D]
+workers E + D
+let L = E + D
+pipe down {
+  stages enc[i in 0..E] on i
+  stages dec[s in 0..D] on E + s
+  micros m in 0..N
+  F(m, enc[i]) @ 2*m + i
+  B(m, enc[i]) @ 2*m + 2*L-1 - i
+  F(m, dec[s]) @ 2*m + E + s
+  B(m, dec[s]) @ 2*m + 2*L-1 - E - s
+}
+"""
+
+SHARED_WORKERS = """
+scheme shared_workers(P = 3, N = 6)
+feeds enc[P-1] -> dec[s in 0..P]
+workers P
+fn turn(m, c) = 2*P*(m / P) + P*c + m % P          # as in interleaved 1F1B with two stages on a worker
+pipe down {
+  stages enc[i in 0..P] on i
+  stages dec[s in 0..P] on s
+  micros m in 0..N
+  F(m, enc[i]) @ 2*turn(m, 0) + i
+  F(m, dec[s]) @ 2*turn(m, 1) + s
+  B(m, dec[s]) @ 2*turn(m, 0) + 2*P + 2*(P-1) - s + 1
+  B(m, enc[i]) @ 2*turn(m, 1) + 2*P + 2*(P-1) - i + 1
+}
+"""
+
+UNET = """
+scheme unet(P = 4, N = 8)
+feeds net[s in 0..P-1] -> net[2*P-1 - s]
+workers P
+let D = 2*P
+fn t(m) = 4*(m % P) + 2*D*(m / P)
+pipe down {
+  stages net[s in 0..D] on if s < P then s else D-1 - s
+  micros m in 0..N
+  F(m, net[s]) @ 2*(t(m) + 3*s) + 1
+  B(m, net[s]) @ 2*(t(m) + 3*(2*(D-1) - s) + 1)
+}
+"""
+
+SOMETIMES_AN_IMAGE = """
+scheme sometimes_an_image(a = 2, D = 3, N = 9)
+workers a + D
+let L = a + D
+pipe down {
+  stages image[i in 0..a] on i
+  stages text[s in 0..D] on a + s
+  micros m in 0..N
+  F(m, image[i]) @ 2*m + i when m % 3 != 2
+  B(m, image[i]) @ 2*m + 2*L-1 - i when m % 3 != 2
+  F(m, text[s]) @ 2*m + a + s
+  B(m, text[s]) @ 2*m + 2*L-1 - a - s
+}
+"""
+
+UNEQUAL = {"F": [1, 1, 3, 2, 2, 2], "B": [2, 2, 6, 4, 4, 4]}
+
+INSTANCES: Mapping[str, tuple[str, Mapping[str, Sequence[int]], int, int | None, Sequence[int]]] = {
+    "two encoders": (TWO_ENCODERS, {}, 36, None, [5, 4, 4, 3, 2, 1]),
+    "two encoders, unequal stages": (TWO_ENCODERS, UNEQUAL, 81, 93, [5, 4, 4, 3, 2, 1]),
+    "a frozen encoder": (FROZEN_ENCODER, {}, 32, None, [0, 0, 3, 2, 1]),
+    "every third micro-batch without an image": (SOMETIMES_AN_IMAGE, {}, 36, None, [4, 3, 3, 2, 1]),
+    "encoder and decoder": (ENCODER_DECODER, {}, 36, 54, [5, 4, 3, 2, 1]),
+    "encoder and decoder on the same workers": (SHARED_WORKERS, {}, 42, None, [6, 5, 4]),
+    "a U-Net in a V": (UNET, {}, 57, None, [9, 10, 12, 12]),
+}
+"""Text, costs of stages, makespan with free messages and with messages of 1, peaks of the workers."""
+
+
+@pytest.mark.parametrize("name", INSTANCES)
+def test_makespan_and_peaks(name: str, tmp_path: Path) -> None:
+    text, costs, makespan, with_messages, peaks = INSTANCES[name]
+    (tmp_path / "graph.chim").write_text(text)
+    compiled = chimera_ir.compile(tmp_path / "graph.chim", options=Options(stage_costs=costs))
+    assert compiled.report.makespan == makespan
+    assert [*compiled.report.activations] == peaks
+    for message, expected in ((0, makespan), (1, with_messages)):
+        assert expected in (None, _longest_path(compiled.dag, message))
+    if not costs:
+        stage = StageCosts(1, 1, 0, {1: stage_timing(1, 2, 3, 1, 1, 1, 1, halves=(1, 1))})
+        setting = Setting((stage,) * compiled.header.stages, Cluster("free", 4096, 1, 1, 0, FREE, FREE, FREE), 1, 1)
+        assert max(end for *_, end in Simulator(compiled.program, setting).computes) == makespan
+
+
+def _longest_path(dag: "nx.DiGraph[int]", message: int) -> int:
+    """The length of the longest path, on which data between workers take the time of a ``message``."""
+    weighed: nx.DiGraph[object] = nx.DiGraph()
+    for a, b, why in dag.edges(data="why"):
+        crosses = why == "data" and dag.nodes[a]["worker"] != dag.nodes[b]["worker"]
+        weighed.add_edge(a, b, weight=dag.nodes[a]["cost"] + message * crosses)
+    weighed.add_weighted_edges_from((node, "end", dag.nodes[node]["cost"]) for node in dag)
+    return nx.dag_longest_path_length(weighed)
