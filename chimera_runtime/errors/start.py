@@ -20,6 +20,9 @@ schedule_has_slices = Misuse.worded(
     "{scheme} has slices, whose stages return a carry next to their output, for which torch's interface has no place: "
     "use Pipeline"
 )
+stages_are_no_chain = Misuse.worded(
+    "the stages of {scheme} are no chain, and in torch's interface each stage feeds the next one: use Pipeline"
+)
 group_has_another_size = Misuse.worded(
     "workers of {scheme}: {workers}; ranks of the process group: {ranks}. Give group= the pipeline's dimension of a "
     "mesh, as in mesh['pp'].get_group()"

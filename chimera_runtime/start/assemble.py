@@ -317,9 +317,9 @@ def require_frozen(job: Job, built: Mapping[int, torch.nn.Module]) -> None:
         named = dict(module.named_parameters())
         trained = [name for name, parameter in named.items() if parameter.requires_grad]
         if stage in job.frozen and trained:
-            raise mistakes.frozen_stage_is_trained(scheme=job.name, stage=stage, names=trained)
+            raise mistakes.frozen_stage_is_trained(scheme=job.name, stage=job.stage_name(stage), names=trained)
         if stage not in job.frozen and named and not trained:
-            raise mistakes.trained_stage_is_frozen(scheme=job.name, stage=stage, frozen=job.frozen)
+            raise mistakes.trained_stage_is_frozen(scheme=job.name, stage=job.stage_name(stage), frozen=job.frozen)
 
 
 def remarks(job: Job, backend: str, device: torch.device, probed: ProbeResult) -> list[str]:

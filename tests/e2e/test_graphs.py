@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import torch
 
 from tests.e2e.ranks import Job, Outcome, compiled, run_all
 from tests.graphs import Edge, Groups, edges_of, plan
@@ -106,10 +107,28 @@ def jobs(folder: Path) -> Iterator[Job]:
         yield Job(f"rehearsed {name}", directory, rehearsed, "graphs.py", graph.environment())
 
 
+def going_on(folder: Path, name: str) -> Iterator[Job]:
+    """Jobs that train four updates, and two and then two more from a checkpoint."""
+    graph = GRAPHS[name]
+    directory, environment = folder / f"trained_{name.replace(' ', '_').replace('-', '_')}", graph.environment()
+    size, saved = ("--micro-batch-size", "2", "--steps"), str(folder / f"saved {name}")
+    for word, steps, further in (
+        ("whole", "4", ()),
+        ("begun", "2", ("--save", saved)),
+        ("resumed", "4", ("--resume", saved)),
+    ):
+        exported = str(folder / f"{word} {name}.pt")
+        yield Job(f"{word} {name}", directory, (*size, steps, *further, "--export", exported), "graphs.py", environment)
+
+
 @pytest.fixture(scope="module")
-def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
-    folder = tmp_path_factory.mktemp("graphs")
-    return run_all(folder, 4, [*jobs(folder)])
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("graphs")
+
+
+@pytest.fixture(scope="module")
+def ran(folder: Path) -> dict[str, Outcome]:
+    return run_all(folder, 4, [*jobs(folder), *going_on(folder, "heads")])
 
 
 @pytest.mark.parametrize("name", [*VARIANTS, *MOVED, *(f"trained {name}" for name in GRAPHS)])
@@ -126,6 +145,14 @@ def test_a_rehearsal_of_it_ends(ran: dict[str, Outcome], name: str) -> None:
 @pytest.mark.parametrize("name", GRAPHS)
 def test_a_loop_of_ones_own_over_it(ran: dict[str, Outcome], name: str) -> None:
     ran[f"loop {name}"].assert_passed()
+
+
+def test_it_goes_on_from_a_checkpoint_as_if_nothing_had_been(ran: dict[str, Outcome], folder: Path) -> None:
+    for word in ("whole", "begun", "resumed"):
+        ran[f"{word} heads"].assert_passed()
+    whole, resumed = (torch.load(folder / f"{word} heads.pt", weights_only=True) for word in ("whole", "resumed"))
+    assert whole.keys() == resumed.keys()
+    assert all(torch.equal(value, resumed[name]) for name, value in whole.items())
 
 
 def test_each_of_several_losses_is_reported_by_name(ran: dict[str, Outcome]) -> None:

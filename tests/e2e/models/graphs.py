@@ -1,8 +1,9 @@
 """Stages of a graph, which take several values and hand on tensors that only some stages use.
 
-SOURCES and SINKS name the groups that get an input and a target, if several do; LOSSES says that each sink has a loss
-of its own, COUNTS that the loss is a sum and a count. FROZEN lists stages that are not trained, LAST those that feed no other. PLAIN stages hand on one tensor.
-Items are of WIDTH numbers, or with SEQUENCE of a sequence of these, in which stages look back. TIED stages share weights.
+Variables say what is asked for. SOURCES and SINKS name the groups that get an input and a target, if several do; LOSSES
+says that each sink has a loss of its own, COUNTS that the loss is a sum and a count. FROZEN lists stages that are not
+trained, LAST those that feed no other, TIED those that share weights. PLAIN stages hand on one tensor. Items are of
+WIDTH numbers, or with SEQUENCE of a sequence of these, in which stages look back.
 """
 
 import os
