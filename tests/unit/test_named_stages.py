@@ -7,7 +7,6 @@ import pytest
 import chimera_ir
 from chimera_ir.errors import NoSuchTie, WrongOption
 from chimera_ir.options import Options
-from tests.unit.command import run
 
 TWO_ENCODERS = Path(__file__).resolve().parents[2] / "docs" / "examples" / "two_encoders.chim"
 
@@ -46,7 +45,7 @@ def test_a_name_of_no_group_is_an_error(options: dict[str, object], error: type[
 
 
 def test_without_groups_a_cost_of_one_is_an_error() -> None:
-    with pytest.raises(WrongOption, match="image.F: .* has no groups of stages with names"):
+    with pytest.raises(WrongOption, match=r"image\.F: .* has no groups of stages with names"):
         assert chimera_ir.compile("dapple", options=Options(costs={"image.F": 2})).report
 
 
