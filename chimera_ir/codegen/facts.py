@@ -89,7 +89,7 @@ def _counting(header: Header) -> str:
 def _body(verified: Verified, worker: Worker) -> BodyView:
     header, parts = verified.header, verified.program.parts[worker]
     used = links(parts)
-    scribe = Scribe(header, worker, used, Notation())
+    scribe = Scribe(header, worker, used, Notation(), verified.program.blocks)
     has_loops = False
     if isinstance(verified.level, ProgramStream):
         lines = list(turn_lines(scribe, verified.level.turns[worker]))

@@ -10,6 +10,7 @@ from math import lcm
 from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
 
 from chimera_ir.ir import ops
+from chimera_ir.ir.blocks import Blocks
 from chimera_ir.ir.kinds import (
     FORWARD_OF_INPUT,
     IN_M_A,
@@ -712,6 +713,11 @@ class Program(OneLine):
     def parts(self) -> tuple[LaneParts, ...]:
         """The instructions of every lane sorted by type, for passes that look only for those of some types."""
         return tuple(map(parts_of, self.lanes))
+
+    @cached_property
+    def blocks(self) -> Blocks:
+        """The micro-batches that operations take together."""
+        return Blocks(chain.from_iterable(parts.computes.lines for parts in self.parts))
 
 
 # Gives the operations of plans and schedules the rows that their stages have, and adds recomputations, as the header
