@@ -277,7 +277,7 @@ backward_is_bent = worded(
     "too large or too small, by a factor of up to about 1.5: let loss return a mean, or clip with clip_grad_norm_"
 )
 losses_are_of_others = Misuse.worded(
-    "loss has functions for {losses:and}, and the stages of {scheme} that feed no other are {names:and}: give one "
+    "loss has functions for {losses:list}, and the stages of {scheme} that feed no other are {names:list}: give one "
     "function for each, or a single function for all"
 )
 loss_of_another_has_state = Misuse.worded(

@@ -58,8 +58,8 @@ def data(count: int = SIZE) -> tuple[torch.Tensor, Any]:
 @pytest.mark.parametrize(
     ("loss", "words"),
     [
-        ({"text": mean}, r"functions for text, and the stages of graph\(\) that feed no other are text and head"),
-        ({"text": mean, "head": mean, "x": mean}, "loss has functions for text, head and x, and"),
+        ({"text": mean}, r"functions for text, and the stages of graph\(\) that feed no other are text, head:"),
+        ({"text": mean, "head": mean, "x": mean}, "loss has functions for text, head, x, and"),
         (counted, "several stages compute a loss, so each loss must be the mean over its micro-batch"),
         ({"text": counted, "head": mean}, "several stages compute a loss, so each loss must be the mean"),
         ({"text": mean, "head": counted}, "several stages compute a loss, so each loss must be the mean"),
