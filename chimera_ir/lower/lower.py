@@ -116,6 +116,7 @@ def forwards_header(trained: Header) -> Header:
         only=tuple(kind for kind in KINDS.values() if kind.opens),
         moves=False,
         frozen=(),
+        shares=(),
     )
 
 
