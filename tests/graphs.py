@@ -98,26 +98,16 @@ def plan(
     together: int = 1,
     lengths: Sequence[int] = (1,),
     tied: Sequence[int] = (),
-    absent: Mapping[str, Sequence[int]] | None = None,
     name: str = "graph",
 ) -> str:
     """The text of a plan. ``on`` has for each pipe the worker of each stage, by default one pipe with a worker for each
     stage. An operation has so many micro-batches ``together``; such blocks take the pipes in turn. In one pipe a
-    micro-batch may be cut into slices of relative ``lengths``. Groups may miss micro-batches, if operations have one.
+    micro-batch may be cut into slices of relative ``lengths``.
     """
     stages, slices = sum(groups.values()), len(lengths)
     blocks = micro_batches * slices // together
     on = [range(stages)] if on is None else on
     waits = operations(stages, edges_of(groups, feeds), blocks, split=split, frozen=frozen, slices=slices)
-    start, lacks = 0, set[tuple[int, int]]()
-    for group, size in groups.items():
-        lacks.update((m, s) for m in (absent or {}).get(group, ()) for s in range(start, start + size))
-        start += size
-    waits = {
-        operation: [before for before in needed if before[1:] not in lacks]
-        for operation, needed in waits.items()
-        if operation[1:] not in lacks
-    }
 
     def lines() -> Iterator[str]:
         yield f"plan {name}"
@@ -132,8 +122,6 @@ def plan(
         yield named(groups)
         for source, target, keyword in feeds:
             yield f"feeds s{source}->s{target}" + (f" as {keyword}" if keyword else "")
-        for group, micros in (absent or {}).items():
-            yield f"absent {group} {' '.join(f'{micro}..{micro + 1}' for micro in micros)}"
         if tied:
             yield f"tied {' '.join(f's{stage}' for stage in tied)}"
         for number, workers in enumerate(on):

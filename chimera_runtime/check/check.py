@@ -171,8 +171,6 @@ class Checked:
                 if reference.slices > 1:
                     agreements.append(side_by_side.compare_slices(reference, make))
                 if reference.model.reference is not None:
-                    if job.absent:
-                        raise mistakes.reference_knows_no_absence(scheme=job.name)
                     agreements.append(side_by_side.compare_with_model(reference))
                 verdict = compare(enquiry, job, results, begin, outputs)
             except CheckFailed as failed:
@@ -321,7 +319,6 @@ def reference_for(context: RankContext, model: Model, micro_batch_size: int, **c
         with_loss=lambda module, name: model.of_sink(name).with_loss(module, copied=True),
         feeds=job.feeds,
         names=[job.end_name(stage) for stage in range(job.stages)],
-        lacking=job.lacking,
         alone=alone,
         judge_in=judge_in,
         slices=job.slices,

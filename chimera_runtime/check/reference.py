@@ -11,7 +11,7 @@ import itertools
 import math
 import random
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -185,8 +185,7 @@ class Reference:
     number of slices, the micro-batches of each update in place of the dataset of the ``model``.
 
     ``feeds`` are the edges of the graph of stages, each with the keyword of its argument, if it has one, in the order
-    of arguments; without any, each stage feeds the next one. ``names`` has the name of the group of each stage. By the
-    number of a micro-batch ``lacking`` has the stages that do not have it: others get None in place of their outputs.
+    of arguments; without any, each stage feeds the next one. ``names`` has the name of the group of each stage.
     """
 
     model: Any
@@ -208,7 +207,6 @@ class Reference:
     lengths: tuple[int, ...] = ()
     feeds: Sequence[tuple[int, int, str]] = ()
     names: Sequence[str] = ()
-    lacking: Mapping[int, Collection[int]] = field(default_factory=dict)
 
     @property
     def passes(self) -> int:
@@ -238,9 +236,6 @@ class Reference:
             pairs: list[tuple[Any, Any]] = []  # a loss and its count, for each stage that feeds no other
             with self.listening() as auxiliary:
                 for s, module in enumerate(map(self.alone, built)):
-                    if s in self.lacking.get(micro, ()):
-                        outputs[s] = None
-                        continue
                     seed_all(seed_of("forward", self.seed, update, copy, micro, s))
                     arguments, by_name = self._arguments(s, outputs, inputs, is_whole=len(built) < self.stages)
                     carry, start = carries.get(s, (None, 0))
@@ -249,8 +244,6 @@ class Reference:
                     carries[s] = left, end
                     note(micro, s, outputs[s])
                 for s in self._sinks():
-                    if s in self.lacking.get(micro, ()):
-                        continue
                     loss = self._judged(built, s, outputs, target)
                     pairs.append((*loss,) if isinstance(loss, (tuple, list)) else (loss, 1))
             total, count = sum(value for value, _ in pairs), pairs[-1][1]

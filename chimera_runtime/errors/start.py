@@ -284,18 +284,6 @@ loss_of_another_has_state = Misuse.worded(
     "the loss of {name} is a module with parameters or buffers: where several stages compute a loss, only that of the "
     "last one, {last}, may have any. Put those of the others into their stages"
 )
-no_loss_counts_all = Misuse.worded(
-    "each of the losses of {names:list} misses some micro-batches, and the loss of an update is a mean over all: one "
-    "of these groups must have every micro-batch"
-)
-COUNTS_WHERE_GROUPS_MISS_MICRO_BATCHES = (
-    "groups of this program miss some micro-batches, and the loss is a sum and a count, which those groups would not "
-    "get: return the mean over the micro-batch"
-)
-shapes_vary_where_groups_miss = Misuse.worded(
-    "varying=True: groups of {scheme} miss some micro-batches, and shapes are learned from one that all have; leave it "
-    "out, and pad to one size"
-)
 SEVERAL_LOSSES_WITH_COUNTS = (
     "several stages compute a loss, so each loss must be the mean over its micro-batch: a sum and a count would differ "
     "from loss to loss. Slices of unequal lengths need counts, so they cannot have several losses either"

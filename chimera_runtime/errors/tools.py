@@ -168,10 +168,6 @@ sharding_needs_a_flush = Misuse.worded(
     "--shard-optimizer: {schedule} has no flush, and its stages step inside the schedule, which leaves no place to "
     "gather their weights; take a scheme with a flush, or leave the option out"
 )
-reference_knows_no_absence = Misuse.worded(
-    "reference() is called with every micro-batch as a whole, and groups of {scheme} miss some micro-batches: leave "
-    "reference() out, --check compares the stages with the same stages in one process"
-)
 transformers_are_a_chain = Misuse.worded(
     "--hf: the layers of a transformer are a chain, and the stages of {schedule} are none; take a scheme without the "
     "line `feeds`, or write a model file whose build_stage makes the stages of the graph"

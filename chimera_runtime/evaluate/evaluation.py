@@ -32,7 +32,7 @@ from chimera_runtime.stage.stage import Stage
 from chimera_runtime.stage.stage_output import Auxiliary, SideNumbers, collecting
 from chimera_runtime.start.assemble import RankContext
 from chimera_runtime.start.probe import FirstInputs, VaryingShapes
-from chimera_runtime.values.boundary import Boundary, Gap, Keywords, called, cut, keyword_names, slice_length
+from chimera_runtime.values.boundary import Boundary, Keywords, called, cut, keyword_names, slice_length
 from chimera_runtime.values.last_stage import alone
 from chimera_runtime.values.losses import Loss, Tally, added, as_pair, loss_name
 from chimera_runtime.values.mesh_tensors import rest, settled
@@ -138,7 +138,6 @@ class EvaluationStage:
     carries: Carries
     reports: SideNumbers | None
     readers: tuple[int | None, ...] = (None,)
-    gaps: Mapping[int, Gap] = field(default_factory=dict)
     _outputs: dict[tuple[Micros, int | None], Tensors] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -152,9 +151,7 @@ class EvaluationStage:
         outputs = [self._run(micro, *values) for micro, *values in arguments if self.current.has(micro)]
         if self.output is None:
             together = outputs[0] if len(outputs) == 1 else join(outputs)
-            gap = self.gaps.get(numbers_of(micros)[0])
-            lacking = frozenset[int | None]() if gap is None else gap.lacking
-            self._outputs.update(((micros, reader), together) for reader in self.readers if reader not in lacking)
+            self._outputs.update(((micros, reader), together) for reader in self.readers)
 
     def outputs(self, micros: Micros, reader: int | None = None) -> Tensors:
         """Returns the outputs of a forward and forgets them; an empty tuple if the micro-batches have no items."""
@@ -169,8 +166,7 @@ class EvaluationStage:
             yield micro, shares, None if targets is None else targets[number]
 
     def _run(self, micro: int, inputs: Any, target: Any) -> Tensors:
-        before = self.gaps[micro].before if micro in self.gaps else self.before
-        argument = inputs if before is None else before.form.filled(inputs)
+        argument = inputs if self.before is None else self.before.form.filled(inputs)
         carry, takes = self.carries.take(micro), self.carries.takes
         keywords = {**self.load_keywords(micro), **carry.arguments(takes, carry.tensors)}
         auxiliary = Auxiliary(takes=False)
@@ -327,7 +323,6 @@ class Evaluation:
             carries=Carries(number, world.job.slices, probed.traits[number].takes, fixed=False),
             reports=self.reports,
             readers=fed if len(fed := world.job.fed[number]) > 1 else (None,),
-            gaps=probed.gaps(number, world.job),
         )
 
 
@@ -412,8 +407,7 @@ class Inference:
                         evaluation.run(micro_batches)
         with self.located:
             control_group = self.context.world.control_group
-            assert job.counting_sink is not None
-            reported, last = reports.take(0), of_sinks[job.counting_sink]
+            reported, last = reports.take(0), of_sinks[job.sinks[-1]]
             if len(of_sinks) > 1:
                 losses = {loss_name(names[s]): (each.total.item(), each.count) for s, each in of_sinks.items()}
                 reported += Tally(reports={name: sums for name, sums in losses.items() if sums[1]})

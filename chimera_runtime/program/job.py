@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from chimera_runtime.program.rank_facts import VALUES, Group, Route, implied, spread
+from chimera_runtime.program.rank_facts import VALUES, Group, Route, implied
 
 
 class Feed(NamedTuple):
@@ -34,8 +34,7 @@ class Job:
 
     The weights of the stages in ``frozen`` are not trained. ``feeds`` are the edges of the graph of stages, in the
     order of a stage's arguments; without any the stages are a chain, in which each feeds the next one. ``named`` are
-    groups of stages: a name, the first stage, and the one behind the last. ``absent`` are the micro-batches of an
-    update that a group does not have, as runs, by its name.
+    groups of stages: a name, the first stage, and the one behind the last.
 
     Without a flush the lanes repeat every ``period`` micro-batches. ``reads[s]`` says which version of the weights
     stage s reads for each micro-batch of a period: the number of updates in the periods before plus an offset. The
@@ -72,7 +71,6 @@ class Job:
     frozen: tuple[int, ...] = ()
     feeds: tuple[Feed, ...] = ()
     named: tuple[tuple[str, int, int], ...] = ()
-    absent: tuple[tuple[str, tuple[tuple[int, int], ...]], ...] = ()
 
     @property
     def moves(self) -> bool:
@@ -134,22 +132,6 @@ class Job:
     def end_name(self, stage: int) -> str:
         """The name of a stage that no other feeds, or that feeds no other: that of its group, or its number."""
         return self.stage_name(stage).partition("[")[0]
-
-    @cached_property
-    def lacking(self) -> dict[int, frozenset[int]]:
-        """The stages that do not have a micro-batch, or a part of it, by its number; none for those that all have."""
-        stages = {name: range(start, stop) for name, start, stop in self.named}
-        lacking: dict[int, frozenset[int]] = {}
-        for name, runs in self.absent:
-            for micro in spread(runs):
-                lacking[micro] = lacking.get(micro, frozenset()).union(stages[name])
-        return lacking
-
-    @cached_property
-    def counting_sink(self) -> int | None:
-        """The last of the `sinks` that have all micro-batches: its losses count them; None if there is none."""
-        short = frozenset[int]().union(*self.lacking.values())
-        return next((stage for stage in reversed(self.sinks) if stage not in short), None)
 
     def of_end(self, value: Any, stage: int, ends: Sequence[int]) -> Any:
         """The part of an input, or of a target, for ``stage``, which is one of the ``ends`` that get one. If there are

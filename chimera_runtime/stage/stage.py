@@ -1,9 +1,8 @@
 """A stage on a rank: forwards, backwards and their halves, and what a forward keeps for its backward."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import AbstractContextManager
 from functools import partial, partialmethod
-from types import MappingProxyType
 from typing import Any, Self
 
 import torch
@@ -32,17 +31,9 @@ from chimera_runtime.stage.recomputation import (
 )
 from chimera_runtime.stage.saved_tensors import TensorMoves
 from chimera_runtime.stage.splitting import HalfBackward, run_first_half
-from chimera_runtime.stage.stage_output import (
-    InputWithGaps,
-    SendOutput,
-    SendToSeveral,
-    SideNumbers,
-    StageInput,
-    StageOutput,
-    roots_of,
-)
+from chimera_runtime.stage.stage_output import SendOutput, SendToSeveral, SideNumbers, StageInput, StageOutput, roots_of
 from chimera_runtime.stage.weight_versions import WeightGroup, Weights
-from chimera_runtime.values.boundary import NO_CARRY, Boundary, Gap, Traits, called
+from chimera_runtime.values.boundary import NO_CARRY, Boundary, Traits, called
 from chimera_runtime.values.last_stage import alone
 from chimera_runtime.values.losses import Tally
 from chimera_runtime.values.nested import Tensors, fresh, join, joined, leaves, part, plain
@@ -81,10 +72,6 @@ def _gradient_readers(before: Boundary | None) -> tuple[ValueReader, ...]:
     return tuple((source if len(readers) > 1 else None, places) for source, places in readers)
 
 
-NO_GAPS: Mapping[int, Gap] = MappingProxyType({})
-"""The gaps of a stage whose neighbours have all micro-batches."""
-
-
 class Stage(WeightGroup):
     """A stage on this rank: its module, its receive buffers, and what its forwards keep for their backwards.
 
@@ -95,8 +82,7 @@ class Stage(WeightGroup):
 
     ``recomputed`` are the micro-batches, modulo ``numbering.cycle``, whose forward keeps only its input and runs again
     later; ``is_compared`` says, by the number of updates since the run began, whether the two runs are compared.
-    ``backwards`` is the part of the stage in backwards: without any, its forwards keep nothing. ``gaps`` are the
-    micro-batches that stages which feed it, or that it feeds, do not have.
+    ``backwards`` is the part of the stage in backwards: without any, its forwards keep nothing.
     ``read`` reads auxiliary losses and results of comparisons from the device.
     """
 
@@ -117,19 +103,16 @@ class Stage(WeightGroup):
         is_compared: IsCompared = in_some,
         host_link: LinkToHost | None = None,
         backwards: Backwards = WHOLE,
-        gaps: Mapping[int, Gap] = NO_GAPS,
     ) -> None:
         super().__init__((number,), weights, gradient_sum, numbering)
         self.ties = ties
         self.number = number
         self.module = module
         self.inputs = self.gradients = tuple[Slots, ...]()
-        given = number, before, bool(traits.in_place), host_link is not None
-        self._input = InputWithGaps(*given, gaps) if gaps else StageInput(*given)
+        self._input = StageInput(number, before, bool(traits.in_place), notes=host_link is not None)
         self._backwards_of = backwards
         readers = {True: _readers_of(output), False: _gradient_readers(before) if backwards.returns else ()}
         self._readers = {letter: readers[value.onward] for letter, value in VALUES.items()}
-        self._readers_in_gaps = {micro: self._present(gap) for micro, gap in gaps.items()}
         self.runs = ModuleRuns(number, alone(module), self._input, output, traits, numbering, load_keywords)
         self.carries = Carries(number, numbering.slices, traits.takes)
         self._output = output
@@ -224,28 +207,9 @@ class Stage(WeightGroup):
         if outputs:
             self._hand_on("y", micros, outputs)
 
-    def _present(self, gap: Gap) -> dict[str, tuple[ValueReader, ...]]:
-        """The readers of each value that have a micro-batch with a gap, and the places of what is for them."""
-        places = {} if gap.before is None else dict(gap.before.gradient_places())
-
-        def of(letter: str) -> Iterator[ValueReader]:
-            for reader, all_places in self._readers[letter]:
-                if VALUES[letter].onward:
-                    yield from [] if reader in gap.lacking else [(reader, all_places)]
-                elif reader is not None or all_places is not None:
-                    source = reader if reader is not None else next(iter(places), None)
-                    yield from [(reader, places[source])] if source in places else []
-                elif gap.before is not None and gap.before.shapes:
-                    yield reader, all_places
-
-        return {letter: (*of(letter),) for letter in VALUES}
-
     def _hand_on(self, value: str, micros: Micros, tensors: Tensors) -> None:
         """Keeps a value, such as ``y``, until `_handed_on` takes it for each stage that reads it."""
-        readers = self._readers
-        if self._readers_in_gaps:
-            readers = self._readers_in_gaps.get(numbers_of(micros)[0], readers)
-        for reader, places in readers[value]:
+        for reader, places in self._readers[value]:
             read = tensors if places is None else tuple([tensors[place] for place in places])
             self._made[value, micros, reader] = read, [*map(VERSION, read)]
 
@@ -447,7 +411,7 @@ class Stage(WeightGroup):
                 self._count(counts)
         if are_carried:
             self.carries.end_backward(micro, graph.carries)
-        return self._input.take_gradients(graph.leaves, counts, micro) if graph.leaves else ()
+        return self._input.take_gradients(graph.leaves, counts) if graph.leaves else ()
 
     def _run_again(self, micro: int, saved: SavedInput) -> SavedGraph:
         """Runs the forward of a micro-batch a second time, and returns its graph."""

@@ -3,7 +3,7 @@
 import math
 import numbers
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ from chimera_runtime.errors.stage import tensor_was_unused_at_first
 from chimera_runtime.program.numbering import Numbering
 from chimera_runtime.ranks.messages import Numbers, Reader, from_host
 from chimera_runtime.stage.engine import Roots, edge_of
-from chimera_runtime.values.boundary import KIND, Boundary, Gap
+from chimera_runtime.values.boundary import KIND, Boundary
 from chimera_runtime.values.losses import Loss, Tally, as_pair
 from chimera_runtime.values.mesh_tensors import is_spread
 from chimera_runtime.values.nested import ONE_TENSOR, Tensors, fresh, is_rows, leaves, mapped, parts, taken_apart
@@ -211,7 +211,7 @@ class StageInput:
     copies: bool = False
     notes: bool = False
 
-    def argument(self, inputs: Any, _micros: Sequence[int] = ()) -> tuple[Tensors, Any]:
+    def argument(self, inputs: Any) -> tuple[Tensors, Any]:
         """Returns the leaves of a new graph, and the argument of the module: the leaves in new containers."""
         if self.before is None:
             if self.copies or type(inputs) is not torch.Tensor:
@@ -228,7 +228,7 @@ class StageInput:
             leaf.requires_grad = is_recorded
         return leaves, self.before.form.filled(leaves)
 
-    def take_gradients(self, leaves: Tensors, counts: Tensors, _micro: int = 0) -> Tensors:
+    def take_gradients(self, leaves: Tensors, counts: Tensors) -> Tensors:
         """Returns the message to the stages before: the gradients of the leaves, whose ``grad`` it clears, and the loss
         count. Raises `BadModel` if a tensor has a gradient although it had none for the first micro-batch.
         """
@@ -245,42 +245,19 @@ class StageInput:
         return (*gradients, *map(torch.clone, counts)) if counts else tuple(gradients)
 
 
-@dataclass
-class InputWithGaps(StageInput):
-    """The input of a stage that lacks what some stages would hand on for some micro-batches, by these: see `Gap`."""
-
-    gaps: Mapping[int, Gap] = field(default_factory=dict)
-
-    def argument(self, inputs: Any, micros: Sequence[int] = ()) -> tuple[Tensors, Any]:
-        """Returns leaves and argument, which has None in place of what is not handed on."""
-        return self._of(micros[0]).argument(inputs)
-
-    def take_gradients(self, leaves: Tensors, counts: Tensors, micro: int = 0) -> Tensors:
-        """Returns the message to the stages that have the micro-batch."""
-        return self._of(micro).take_gradients(leaves, counts)
-
-    def _of(self, micro: int) -> StageInput:
-        before = self.gaps[micro].before if micro in self.gaps else self.before
-        return StageInput(self.number, before, self.copies, self.notes)
-
-
 Finished = tuple[Tensors, Roots]
 """The tensors for the next stage, and the roots at which the backward will begin."""
 
 
 @dataclass
 class SendOutput:
-    """Output of a stage with a next one, described by ``after``; if it ``moves_operands``, received gradients stay.
-
-    With ``gaps`` a stage may lack, for some micro-batches, the inputs through which its outputs require gradients.
-    """
+    """Output of a stage with a next one, described by ``after``; if it ``moves_operands``, received gradients stay."""
 
     number: int
     after: Boundary
     share: float = 1.0
     scale: float = 1.0
     moves_operands: bool = False
-    gaps: bool = False
 
     def __post_init__(self) -> None:
         self.counted = self.after.counted
@@ -292,9 +269,6 @@ class SendOutput:
         tensors, form = taken_apart(returned) if type(returned) is not torch.Tensor else ((returned,), ONE_TENSOR)
         after = self.after.at(micros[0]) if self.after.of_slices else self.after
         is_as_first = form is after.form and [*map(KIND, tensors)] == after.kinds
-        if self.gaps and not is_as_first and torch.is_grad_enabled():  # a gradient that ends here
-            wanted = zip(tensors, after.recorded, strict=False)
-            tensors = tuple([t.detach().requires_grad_() if r and not t.requires_grad else t for t, r in wanted])
         if not is_as_first and (difference := after.mismatch(tensors, form, len(micros))):
             raise mistakes.output_differs(stage=self.number, micro=micros[0], difference=difference)
         roots = tuple(map(edge_of, compress(tensors, after.differentiable)))
@@ -326,18 +300,17 @@ class SendToSeveral(SendOutput):
     """Output of a stage that feeds several: the gradients that it gets from these ``readers`` are added up.
 
     The stage receives the gradients of all readers, ascending, as one tuple of tensors. They are added in this order,
-    so that the sum has the same bits each time. A reader gives zeros for a tensor that it does not use; one that does
-    not have the micro-batch gives nothing.
+    so that the sum has the same bits each time. A reader gives zeros for a tensor that it does not use.
     """
 
     readers: tuple[int, ...] = ()
 
     def gradients(self, _roots: Roots, received: Tensors) -> Tensors:
         """Returns the sums of the received gradients, in new tensors."""
-        kept = sum(self.after.differentiable)
-        size = kept + self.after.counted  # each message ends with the same loss count
-        first, *others = [received[start : start + kept] for start in range(0, len(received), size)] or [()]
-        sums = [*map(torch.Tensor.detach, first)]
+        size, end = len(received) // len(self.readers), len(received)
+        kept = size - self.after.counted  # each message ends with the same loss count
+        first, *others = [received[start : start + kept] for start in range(0, end, size)]
+        sums = [*first]
         for number, gradients in enumerate(others):
             add = torch.add if number == 0 else torch.Tensor.add_
             sums = [add(total, gradient) for total, gradient in zip(sums, gradients, strict=True)]

@@ -304,8 +304,6 @@ def require_losses(job: Job, model: Model) -> None:
     names = [*map(job.end_name, job.sinks)]
     if isinstance(model.loss, Mapping) and model.loss.keys() != {*names}:
         raise mistakes.losses_are_of_others(scheme=job.name, names=names, losses=[*model.loss])
-    if job.counting_sink is None:
-        raise mistakes.no_loss_counts_all(names=names)
     for name in names[:-1]:
         modules = modules_in(model.of_sink(name).loss)
         if any([*module.parameters(), *module.buffers()] for module in modules):
@@ -398,10 +396,9 @@ def assemble(
         if job.fed[number]:
             moves_operands = number in job.moving_operands
             after, readers = probed.boundaries[number], job.fed[number]
-            options: dict[str, bool] = {"moves_operands": moves_operands, "gaps": bool(job.absent)}
             if len(readers) > 1:
-                return SendToSeveral(number, after, share, readers=readers, **options)
-            return SendOutput(number, after, share, **options)
+                return SendToSeveral(number, after, share, moves_operands=moves_operands, readers=readers)
+            return SendOutput(number, after, share, moves_operands=moves_operands)
         trains = any(p.requires_grad for p in module.parameters())
         trains = trains or any(any(probed.boundaries[stage].recorded) for stage in job.feeding[number])
         name = job.end_name(number)
@@ -412,7 +409,7 @@ def assemble(
             counted=probed.expected_count is not None,
             read=world.read,
             trains=trains,
-            counts_items=number == job.counting_sink,
+            counts_items=number == job.sinks[-1],
             name=loss_name(name) if len(job.sinks) > 1 else "",
         )
 
@@ -457,7 +454,6 @@ def assemble(
             read=world.read,
             host_link=world.host_link if job.moves else None,
             backwards=job.backwards[number],
-            gaps=probed.gaps(number, job),
         )
         stages[number].reserve(facts.slots, world.device)
     return stages

@@ -10,7 +10,7 @@ import pickle
 import re
 import resource
 import sys
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -40,7 +40,6 @@ from chimera_runtime.values.boundary import (
     NO_CARRY,
     Boundary,
     FeedingBoundary,
-    Gap,
     Keywords,
     Traits,
     accepted,
@@ -153,33 +152,21 @@ class ProbeResult:
         """The tensors that a stage gets from the stages that feed it; None if its input comes from the dataset."""
         return boundary_before(stage, job, self.boundaries)
 
-    def gaps(self, stage: int, job: Job) -> dict[int, Gap]:
-        """The micro-batches that a stage has, and a stage which feeds it, or that it feeds, does not have."""
-        neighbours = {*job.feeding[stage], *job.fed[stage]}
-        return {
-            micro: Gap(boundary_before(stage, job, self.boundaries, lacking), lacking)
-            for micro, lacking in job.lacking.items()
-            if stage not in lacking and not neighbours.isdisjoint(lacking)
-        }
-
     @property
     def generators_kept(self) -> Callable[[], AbstractContextManager[None]]:
         """Function that makes a context which, at its end, restores all random generators that the stages draw from."""
         return all_generators_kept if any(t.seeds_all for t in self.traits) else generators_kept
 
 
-def boundary_before(
-    stage: int, job: Job, boundaries: Mapping[int, Boundary], lacking: Container[int] = ()
-) -> Boundary | None:
-    """Joins what a stage gets, of the ``boundaries`` of what each stage hands on, but for the stages in ``lacking``;
-    None if no stage feeds it.
-    """
+def boundary_before(stage: int, job: Job, boundaries: Mapping[int, Boundary]) -> Boundary | None:
+    """Joins what a stage gets, of the ``boundaries`` of what each stage hands on; None if no stage feeds it."""
     feeds = [edge for edge in job.edges if edge.target == stage]
-    of_feeds = [
-        FeedingBoundary(feed.source, feed.keyword, boundaries[feed.source], job.backwards[feed.source].has)
-        for feed in feeds
-    ]
-    return joined_boundary(of_feeds, lacking)
+    return joined_boundary(
+        [
+            FeedingBoundary(feed.source, feed.keyword, boundaries[feed.source], job.backwards[feed.source].has)
+            for feed in feeds
+        ]
+    )
 
 
 def probe_stages(
@@ -336,8 +323,6 @@ class _Probe:
             return sum(counts) / len(counts) if counts else None
 
         count: float | None = self.chain.of_stage("count", last, mean)
-        if count is not None and self._job.absent:
-            raise Misuse(mistakes.COUNTS_WHERE_GROUPS_MISS_MICRO_BATCHES)
         for stage in others:
             if (
                 count is not None
@@ -551,8 +536,6 @@ class VaryingShapes:
     def __post_init__(self) -> None:
         if self.world.job.period:
             raise mistakes.shapes_vary_without_flush(scheme=self.world.job.name)
-        if self.world.job.absent:
-            raise mistakes.shapes_vary_where_groups_miss(scheme=self.world.job.name)
         if self.world.job.lengths:
             raise Misuse(mistakes.VARYING_IN_UNEQUAL_SLICES)
         example = self._first_inputs(0)

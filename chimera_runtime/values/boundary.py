@@ -8,7 +8,7 @@ from functools import cached_property
 from inspect import Parameter, signature
 from itertools import compress
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -349,11 +349,6 @@ class Boundary:
         return rows if micros == 1 else (micros * rows[0], *rows[1:])
 
     @property
-    def handed_on(self) -> Any:
-        """The value that is handed on, with ``...`` in place of each tensor."""
-        return self.form.filled([...] * len(self.shapes))
-
-    @property
     def apart(self) -> "tuple[Boundary, ...]":
         """The boundaries that this one joins, in their order; itself if it joins none."""
         return tuple(feed.boundary for feed in self.feeds) or (self,)
@@ -439,38 +434,29 @@ class FeedingBoundary:
     backs: bool
 
 
-def joined_boundary(feeds: Sequence[FeedingBoundary], lacking: Container[int] = ()) -> Boundary | None:
+def joined_boundary(feeds: Sequence[FeedingBoundary]) -> Boundary | None:
     """Joins the boundaries before a stage to one with the tensors of all; None if no stage feeds it.
 
     The form is a tuple of what each stage hands on: `called` makes arguments of it. What one stage hands on, without a
-    keyword, stays as it is. In place of what a stage in ``lacking`` would hand on there is None.
+    keyword, stays as it is.
     """
-    present = [feed for feed in feeds if feed.source not in lacking]
     if not feeds or (len(feeds) == 1 and not feeds[0].keyword):
-        alone = feeds[0].boundary if feeds else None
-        return Boundary(form_of(None), (), (), (), ()) if feeds and not present else alone
-    boundaries = [feed.boundary for feed in present]
+        return feeds[0].boundary if feeds else None
+    boundaries = [feed.boundary for feed in feeds]
 
     def together(name: str) -> tuple[Any, ...]:
         return tuple(entry for boundary in boundaries for entry in getattr(boundary, name))
 
     return Boundary(
-        form_of(tuple(feed.boundary.handed_on if feed in present else None for feed in feeds)),
+        form_of(tuple(boundary.form.filled([...] * len(boundary.shapes)) for boundary in boundaries)),
         shapes=together("shapes"),
         dtypes=together("dtypes"),
         recorded=together("recorded"),
         differentiable=together("differentiable"),
-        counted=feeds[0].boundary.counted,
+        counted=boundaries[0].counted,
         of_slices=tuple(sum(shapes, ()) for shapes in zip(*(b.of_slices for b in boundaries), strict=True)),
-        feeds=tuple(present),
+        feeds=tuple(feeds),
     )
-
-
-class Gap(NamedTuple):
-    """What a micro-batch lacks: the stages ``lacking`` do not have it, and ``before`` is without what they hand on."""
-
-    before: Boundary | None
-    lacking: frozenset[int]
 
 
 def called(forward: Callable[..., Any], before: Boundary | None) -> Callable[..., Any]:

@@ -63,11 +63,6 @@ VARIANTS: dict[str, tuple[Graph, dict[str, Any]]] = {
     "unequal slices": (TWO_ENCODERS, {"lengths": [3, 2, 1]}),
     "slices of a decoder": (DECODER, {"lengths": [1, 1, 1], "split": [0, 1, 2, 3]}),
     "slices of heads": (HEADS, {"lengths": [1, 1], "recompute": [1]}),
-    "missing": (TWO_ENCODERS, {"absent": {"image": [1, 4], "sound": [4, 5, 7]}}),
-    "missing and recomputing": (TWO_ENCODERS, {"absent": {"image": [1, 4], "sound": [4, 5]}, "recompute": [2, 3]}),
-    "missing and split": (TWO_ENCODERS, {"absent": {"image": [1, 4], "sound": [4, 5]}, "split": [0, 2, 3]}),
-    "missing an encoder": (Graph({"image": 2, "text": 2}, [Edge(1, 2)]), {"absent": {"image": [1, 2, 5]}}),
-    "missing the head": (HEADS, {"absent": {"head": [1, 2, 5]}}),
     "counts": (TWO_ENCODERS, {}),
     "counts of a decoder": (DECODER, {"recompute": [1]}),
     "ties": (TWO_ENCODERS, {"tied": [0, 3]}),
@@ -101,7 +96,6 @@ def jobs(folder: Path) -> Iterator[Job]:
         directory = written(folder, name, graph, 24 if name in LONG else 8, **asked)
         further = {"PLAIN": "1"} if "together" in asked else {}
         further |= {"SEQUENCE": "6", "PLAIN": "1"} if "lengths" in asked else {}
-        further |= {"TOKENS": "1"} if "absent" in asked else {}
         further |= {"COUNTS": "1"} if "counts" in name or "unequal" in name else {}
         further |= {"TIED": " ".join(map(str, asked["tied"]))} if "tied" in asked else {}
         environment = graph.environment(asked.get("frozen", ()), **further)

@@ -35,20 +35,6 @@ class Drawn(NamedTuple):
     def stages(self) -> range:
         return range(sum(self.groups.values()))
 
-    def lacking(self, absent: dict[str, list[int]], micro: int) -> set[int]:
-        """The stages that do not have a micro-batch."""
-        lacking, start = set[int](), 0
-        for name, size in self.groups.items():
-            lacking.update(range(start, start + size) if micro in absent.get(name, ()) else ())
-            start += size
-        return lacking
-
-    def allows(self, absent: dict[str, list[int]]) -> bool:
-        lacking = [self.lacking(absent, micro) for micro in range(MICRO_BATCHES)]
-        fed = {s: {edge.target for edge in self.edges if edge.source == s} for s in self.stages}
-        is_read = all(not fed[s] or fed[s] - of_micro for of_micro in lacking for s in {*self.stages} - of_micro)
-        return is_read and any(all(sink not in of_micro for of_micro in lacking) for sink in self.sinks)
-
     @property
     def sinks(self) -> list[int]:
         return sorted({*self.stages} - {edge.source for edge in self.edges})
@@ -70,23 +56,13 @@ def graphs(draw: st.DrawFn) -> Drawn:
     feeds += draw(st.lists(st.sampled_from(others), max_size=3, unique=True)) if others else []
     keywords = [draw(st.sampled_from(["", f"from_{source}"])) for source, _ in feeds]
     some = st.sets(st.sampled_from(stages)).map(sorted)
-    asked: dict[str, Any] = {
+    asked = {
         "frozen": draw(some)[: len(stages) - 1],
         "split": draw(some),
         "recompute": draw(some),
         "together": draw(st.sampled_from([1, 1, 2])),
     }
-    drawn = Drawn(groups, [Edge(*edge, name) for edge, name in zip(feeds, keywords, strict=True)], asked)
-    if asked["together"] > 1 or not draw(st.booleans()):
-        return drawn
-    # Some groups miss micro-batches, as long as each output is read, and one loss has all micro-batches.
-    absent: dict[str, list[int]] = {name: [] for name in groups}
-    for name, micro in draw(st.lists(st.tuples(st.sampled_from([*groups]), st.integers(0, MICRO_BATCHES - 1)))):
-        if micro not in absent[name]:
-            absent[name].append(micro)
-            if not drawn.allows(absent):
-                absent[name].remove(micro)
-    return drawn._replace(asked={**asked, "absent": {name: sorted(m) for name, m in absent.items() if m}})
+    return Drawn(groups, [Edge(*edge, name) for edge, name in zip(feeds, keywords, strict=True)], asked)
 
 
 class Node(nn.Module):
@@ -95,11 +71,9 @@ class Node(nn.Module):
         self.stage, self.is_sink = stage, is_sink
         self.linear = nn.Linear(WIDTH, WIDTH)
 
-    def forward(self, *values: Any, tokens: torch.Tensor, **named: Any) -> Any:
-        total: Any = tokens
+    def forward(self, *values: Any, **named: Any) -> Any:
+        total: Any = 0.0
         for place, value in enumerate((*values, *(named[name] for name in sorted(named))), start=1):
-            if value is None:  # of a group that does not have the micro-batch
-                continue
             main, spare = value if isinstance(value, tuple) else (value, None)
             total = total + place * main
             if spare is not None and self.stage % 2:  # others get this tensor, and use it not
@@ -112,20 +86,13 @@ def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     return (output - target).square().mean()
 
 
-def walked(drawn: Drawn, modules: Sequence[nn.Module], micro: int, *data: torch.Tensor) -> torch.Tensor:
-    """The sum of the losses of a micro-batch."""
-    x, y, tokens = (tensor[micro * SIZE : (micro + 1) * SIZE] for tensor in data)
+def walked(drawn: Drawn, modules: Sequence[nn.Module], x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     outputs: list[Any] = []
-    lacking = drawn.lacking(drawn.asked.get("absent", {}), micro)
     for stage, module in enumerate(modules):
-        if stage in lacking:
-            outputs.append(None)
-            continue
         fed = [edge for edge in drawn.edges if edge.target == stage]
         positional = [outputs[edge.source] for edge in fed if not edge.keyword] if fed else [x]
-        named = {edge.keyword: outputs[edge.source] for edge in fed if edge.keyword}
-        outputs.append(module(*positional, **named, tokens=tokens))
-    return torch.stack([loss(outputs[sink], y) for sink in drawn.sinks if sink not in lacking]).sum()
+        outputs.append(module(*positional, **{edge.keyword: outputs[edge.source] for edge in fed if edge.keyword}))
+    return torch.stack([loss(outputs[sink], y) for sink in drawn.sinks]).sum()
 
 
 @pytest.fixture(scope="module")
@@ -140,8 +107,7 @@ def _alone() -> Iterator[None]:
 @given(drawn=graphs(), seed=st.integers(0, 9))
 def test_a_graph_on_one_rank_trains_as_a_walk_of_it_does(drawn: Drawn, seed: int) -> None:
     torch.manual_seed(seed)
-    x, y, tokens = torch.randn(3, MICRO_BATCHES * SIZE, WIDTH, dtype=torch.float64)
-    batch, example = (x, y, {"tokens": tokens}), (x[:SIZE], y[:SIZE], {"tokens": tokens[:SIZE]})
+    x, y = torch.randn(2, MICRO_BATCHES * SIZE, WIDTH, dtype=torch.float64)
     made = [Node(stage, stage in drawn.sinks).double() for stage in drawn.stages]
     for stage in drawn.asked["frozen"]:
         made[stage].requires_grad_(False)
@@ -151,15 +117,14 @@ def test_a_graph_on_one_rank_trains_as_a_walk_of_it_does(drawn: Drawn, seed: int
         path = Path(folder, "graph.sir")
         path.write_text(text)
         chimera_ir.compile(path).write(Path(folder, "out"))
-        with Pipeline(Path(folder, "out"), lambda s, _: made[s], loss, example) as pipe:
-            outcome = pipe.step(batch)
+        with Pipeline(Path(folder, "out"), lambda s, _: made[s], loss, (x[:SIZE], y[:SIZE])) as pipe:
+            outcome = pipe.step((x, y))
             assert not any(stage._made for stage in pipe._updates.stages.values()), "what is made is taken"
-            total = torch.stack([walked(drawn, alone, m, x, y, tokens) for m in range(MICRO_BATCHES)]).mean()
-            if total.requires_grad:
-                total.backward()
+            total = walked(drawn, alone, x, y)
+            total.backward()
             assert outcome is not None
             assert outcome.loss == pytest.approx(total.item(), rel=1e-12)
-            assert float(pipe.evaluate([batch])) == pytest.approx(total.item(), rel=1e-12)
+            assert float(pipe.evaluate([(x, y)])) == pytest.approx(total.item(), rel=1e-12)
     for stage, (here, there) in enumerate(zip(made, alone, strict=True)):
         for mine, theirs in zip(here.parameters(), there.parameters(), strict=True):
             assert (mine.grad is None) is (theirs.grad is None), stage
@@ -208,16 +173,15 @@ class Both(Node):
 def test_pairs_of_stages_that_several_feed(tmp_path: Path, kind: type[Node]) -> None:
     drawn = Drawn({"image": 1, "sound": 1, "text": 2}, [Edge(0, 2), Edge(1, 2, "from_1")], {})
     torch.manual_seed(0)
-    x, y, tokens = torch.randn(3, 2 * SIZE, WIDTH, dtype=torch.float64)
+    x, y = torch.randn(2, 2 * SIZE, WIDTH, dtype=torch.float64)
     made = [kind(stage, stage == 3).double() for stage in range(4)]
     alone = copy.deepcopy(made)
     (tmp_path / "pairs.sir").write_text(PAIRS)
     chimera_ir.compile(tmp_path / "pairs.sir").write(tmp_path / "out")
     assert "stage2.pair((1, (*stage0.outputs(1), *stage1.outputs(1)))," in (tmp_path / "out" / "rank_0.py").read_text()
-    example = x[:SIZE], y[:SIZE], {"tokens": tokens[:SIZE]}
-    with Pipeline(tmp_path / "out", lambda s, _: made[s], loss, example) as pipe:
-        pipe.step((x, y, {"tokens": tokens}))
-    torch.stack([walked(drawn, alone, micro, x, y, tokens) for micro in range(2)]).mean().backward()
+    with Pipeline(tmp_path / "out", lambda s, _: made[s], loss, (x[:SIZE], y[:SIZE])) as pipe:
+        pipe.step((x, y))
+    walked(drawn, alone, x, y).backward()
     for here, there in zip(made, alone, strict=True):
         for mine, theirs in zip(here.parameters(), there.parameters(), strict=True):
             assert torch.allclose(mine.grad, theirs.grad, rtol=1e-10, atol=1e-14)

@@ -3,8 +3,8 @@
 Variables say what is asked for. SOURCES and SINKS name the groups that get an input and a target, if several do; LOSSES
 says that each sink has a loss of its own, COUNTS that the loss is a sum and a count. FROZEN lists stages that are not
 trained, LAST those that feed no other, TIED those that share weights, EDGES the edges of the model in one process.
-PLAIN stages hand on one tensor; with TOKENS every stage gets a keyword argument, too. Items are of WIDTH numbers, or
-with SEQUENCE of a sequence of these, in which stages look back.
+PLAIN stages hand on one tensor. Items are of WIDTH numbers, or with SEQUENCE of a sequence of these, in which stages
+look back.
 """
 
 import os
@@ -27,8 +27,8 @@ class Part(nn.Module):
         self.drop = nn.Dropout(0.2)
         self.register_buffer("seen", torch.zeros(()))
 
-    def forward(self, *values, pixels=None, waves=None, tokens=None):
-        return self.output(self.joined(*values, pixels, waves, tokens))
+    def forward(self, *values, pixels=None, waves=None):
+        return self.output(self.joined(*values, pixels, waves))
 
     def joined(self, *values):
         total = 0.0
@@ -120,8 +120,7 @@ class Items(torch.utils.data.Dataset):
             tensors = [torch.randn(*SEQUENCE, WIDTH, generator=generator, dtype=torch.float64) for _ in names or [""]]
             return dict(zip(names, tensors, strict=True)) if names else tensors[0]
 
-        pair = made(SOURCES), made(SINKS)
-        return (*pair, {"tokens": made([])}) if "TOKENS" in os.environ else pair
+        return made(SOURCES), made(SINKS)
 
 
 dataset = validation = Items

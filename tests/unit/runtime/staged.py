@@ -1,6 +1,6 @@
 """A stage on its own, its data, and what plain autograd makes of them."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,10 +10,10 @@ from chimera_runtime.program.job import WHOLE, Backwards
 from chimera_runtime.program.numbering import Micros, Numbering
 from chimera_runtime.ranks.messages import LinkToHost, Names
 from chimera_runtime.stage.gradient_sums import GradientSum
-from chimera_runtime.stage.stage import NO_GAPS, Stage
+from chimera_runtime.stage.stage import Stage
 from chimera_runtime.stage.stage_output import LossOutput, SendOutput, StageOutput
 from chimera_runtime.stage.weight_versions import Weights
-from chimera_runtime.values.boundary import Boundary, Gap, Traits
+from chimera_runtime.values.boundary import Boundary, Traits
 from chimera_runtime.values.nested import ONE_TENSOR, Form, taken_apart
 
 ROWS, WIDTH, MICROS, SEED = 3, 4, 4, 5
@@ -60,7 +60,6 @@ def stage(
     steps: Any = None,
     host_link: LinkToHost | None = None,
     backwards: Backwards = WHOLE,
-    gaps: Mapping[int, Gap] = NO_GAPS,
 ) -> Stage:
     parameters = list(module.parameters())
     names = Names(0, 0, 3, 1.0)
@@ -76,7 +75,6 @@ def stage(
         recomputed or set(),
         host_link=host_link,
         backwards=backwards,
-        gaps=gaps,
     )
 
 

@@ -228,19 +228,6 @@ def test_edges_of_a_graph_come_in_the_order_of_arguments() -> None:
     assert [*map(graph.stage_name, range(4))] == ["image[0]", "image[1]", "sound[0]", "text[0]"]
 
 
-def test_groups_that_miss_micro_batches_are_known_by_these() -> None:
-    graph = job(
-        stages=4,
-        placement=((0, 0, 0, 0),),
-        feeds=(Feed(0, 1), Feed(1, 2), Feed(1, 3)),
-        named=(("image", 0, 2), ("text", 2, 3), ("head", 3, 4)),
-        absent=(("image", ((1, 2), (4, 6))), ("head", ((4, 5),))),
-    )
-    assert graph.lacking == {1: {0, 1}, 4: {0, 1, 3}, 5: {0, 1}}
-    assert graph.counting_sink == 2, "the head misses one"
-    assert job().counting_sink == job().sinks[-1]
-
-
 def test_each_source_gets_its_entry_of_a_dict_with_the_names_of_all() -> None:
     graph = job(
         stages=3,

@@ -83,24 +83,6 @@ def test_a_joined_boundary_has_the_tensors_of_all_feeds_in_their_order() -> None
     )
 
 
-def test_none_stands_for_a_feed_that_lacks_a_micro_batch() -> None:
-    feeds = [feed(2, PAIR), feed(0, ONE, "pixels")]
-    (whole, first, last, neither) = (joined_boundary(feeds, lacking) for lacking in ((), (0,), (2,), (0, 2)))
-    assert whole is not None
-    assert first is not None
-    assert last is not None
-    assert neither is not None
-    assert (first.shapes, last.shapes, neither.shapes) == (PAIR.shapes, ONE.shapes, ())
-    call = called(lambda *values, **named: (values, named), whole)
-    assert call(first.form.filled([1, 2])) == (((1, 2),), {"pixels": None})
-    assert call(last.form.filled([3])) == ((None,), {"pixels": 3})
-    assert call(neither.form.filled([])) == ((None,), {"pixels": None})
-    assert [first.gradient_places(), last.gradient_places()] == [[(2, (0,))], [(0, (0,))]]
-    alone = joined_boundary([feed(0, ONE)], (0,))
-    assert alone is not None
-    assert alone.form.filled([]) is None
-
-
 def test_a_single_feed_stays_as_it_is_unless_it_has_a_keyword() -> None:
     assert joined_boundary([]) is None
     assert joined_boundary([feed(0, PAIR)]) is PAIR
