@@ -28,7 +28,7 @@ class Graph(NamedTuple):
         stages = range(sum(self.groups.values()))
         last = {*stages} - {edge.source for edge in edges_of(self.groups, self.feeds)}
         named = {"SOURCES": self.sources, "SINKS": self.sinks, "FROZEN": " ".join(map(str, frozen))}
-        return {**named, "LAST": " ".join(map(str, last)), **further}
+        return {**named, "LAST": " ".join(map(str, sorted(last))), **further}
 
 
 TWO_ENCODERS = Graph(
@@ -87,6 +87,10 @@ def written(
     return compiled(folder, str(path), asked=options)
 
 
+def of_model(graph: Graph) -> Iterator[tuple[str, ...]]:
+    return (tuple(map(str, edge)) for edge in edges_of(graph.groups, graph.feeds))
+
+
 def jobs(folder: Path) -> Iterator[Job]:
     for name, (graph, asked) in VARIANTS.items():
         directory = written(folder, name, graph, 24 if name in LONG else 8, **asked)
@@ -100,7 +104,9 @@ def jobs(folder: Path) -> Iterator[Job]:
         path = written(folder, name, graph, 8, ("--offload", "auto"))
         yield Job(name, path, CHECK, "graphs.py", graph.environment(WIDTH=width))
     for name, graph in GRAPHS.items():
-        directory, losses = written(folder, f"trained {name}", graph, 8), {"LOSSES": "1"} if graph.sinks else {}
+        directory = written(folder, f"trained {name}", graph, 8)
+        losses = {"LOSSES": "1"} if graph.sinks else {}
+        losses["EDGES"] = " ".join("-".join(map(str, filter(None, edge))) for edge in of_model(graph))
         yield Job(f"trained {name}", directory, TRAINED, "graphs.py", graph.environment(**losses))
         yield Job(f"loop {name}", LOOP, (str(directory), name, str(folder / "weights.pt")), model=None)
         rehearsed = ("--rehearse", "F=0.001,B=0.002", "--steps", "2", "--micro-batch-size", "2")
