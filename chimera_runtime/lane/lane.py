@@ -9,7 +9,7 @@ from chimera_runtime.program.job import Job
 from chimera_runtime.program.numbering import Micros
 from chimera_runtime.program.rank_facts import VALUES, Group, Route
 from chimera_runtime.ranks.messages import tag_of
-from chimera_runtime.values.nested import Tensors
+from chimera_runtime.values.nested import Tensors, join
 from chimera_runtime.values.shared_memory import VERSION, Slots
 
 # The links of a worker: each sends, or receives, the messages with one value from one stage to another.
@@ -123,6 +123,11 @@ class Lane:
     def outgoing(self, source: int, target: int, worker: int, value: str = "") -> Any:
         """Returns the link on which stage ``source`` sends a value to stage ``target`` of another worker."""
         return self._components.outgoing[Route(source, target, worker, value)]
+
+    def join(self, *messages: Tensors) -> Tensors:
+        """Joins tensors of several micro-batches along dimension 0; those of micro-batches without items are empty."""
+        present = [message for message in messages if message]
+        return join(present) if present else ()
 
     def input(self, micros: Micros, *stage: int) -> Any:
         """Returns the input of a micro-batch; for several micro-batches, a tuple of inputs. If several stages get an

@@ -46,7 +46,8 @@ def _handed_on(value: str) -> Callable[["Stage", Micros], Tensors]:
     """
 
     def taken(self: "Stage", micros: Micros, reader: int | None = None) -> Tensors:
-        tensors, before = self._made.pop((value, micros, reader))
+        made = self._made.pop((value, micros, reader), None)
+        tensors, before = self._part_of_made(value, micros, reader) if made is None else made
         if [*map(VERSION, tensors)] != before:
             raise memory_was_written(self.number, "another stage", micros)
         return tensors
@@ -125,6 +126,8 @@ class Stage(WeightGroup):
         self._saved: dict[int, SavedGraph | SavedInput] = {}
         self._half_backwards: dict[int, HalfBackward] = {}
         self._made: dict[tuple[str, Micros, int | None], tuple[Tensors, list[int]]] = {}
+        # What was made of several micro-batches together, by each of them, once a part is taken: with place and size.
+        self._parts: dict[tuple[str, int, int | None], tuple[Tensors, list[int], int, int]] = {}
         self._moves = TensorMoves(number, self._saved, self._half_backwards, host_link)
 
     @property
@@ -212,6 +215,17 @@ class Stage(WeightGroup):
         for reader, places in self._readers[value]:
             read = tensors if places is None else tuple([tensors[place] for place in places])
             self._made[value, micros, reader] = read, [*map(VERSION, read)]
+
+    def _part_of_made(self, value: str, micros: Micros, reader: int | None) -> tuple[Tensors, list[int]]:
+        """Removes and returns some micro-batches of a value that was made of these and others together."""
+        numbers = numbers_of(micros)
+        if (value, numbers[0], reader) not in self._parts:
+            block = next(m for v, m, r in self._made if (v, r) == (value, reader) and numbers[0] in numbers_of(m))
+            tensors, before = self._made.pop((value, block, reader))
+            for place, micro in enumerate(numbers_of(block)):
+                self._parts[value, micro, reader] = tensors, before, place, len(numbers_of(block))
+        (tensors, before, place, size), *_ = [self._parts.pop((value, micro, reader)) for micro in numbers]
+        return part(tensors, place, place + len(numbers), size), before
 
     outputs, input_gradients = _handed_on("y"), _handed_on("dx")
 
