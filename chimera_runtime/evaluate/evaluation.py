@@ -169,7 +169,7 @@ class EvaluationStage:
         key = next(key for key in self._outputs if key[1] == reader and wanted[0] in numbers_of(key[0]))
         block, outputs, taken = numbers_of(key[0]), self._outputs[key], self._taken[key]
         taken.update(wanted)
-        if taken.issuperset(filter(self.current.has, block)):
+        if taken.issuperset(number for number in block if self.current.has(number)):
             del self._outputs[key], self._taken[key]
         start = sum(map(self.current.size, block[: block.index(wanted[0])]))
         end, total = start + self.current.size(micros), self.current.size(block)
