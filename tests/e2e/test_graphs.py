@@ -1,5 +1,6 @@
 """Models that are no chain train as one process does: stages that several feed, that feed several, several losses."""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -48,6 +49,12 @@ VARIANTS: dict[str, tuple[Graph, dict[str, Any]]] = {
     "three readers": (Graph({"encoder": 1, "decoder": 3}, [Edge(0, 1), Edge(0, 2), Edge(0, 3)]), {}),
     "several micro-batches": (TWO_ENCODERS, {"together": 2}),
     "several micro-batches of a decoder": (DECODER, {"together": 2}),
+    "larger blocks of an encoder": (TWO_ENCODERS, {"together": [4, 2, 1, 1]}),
+    "smaller blocks of an encoder": (TWO_ENCODERS, {"together": [1, 2, 4, 4]}),
+    "blocks of a decoder": (DECODER, {"together": [2, 2, 1, 4], "recompute": [0, 2]}),
+    "blocks of a decoder, split": (DECODER, {"together": [1, 4, 2, 1], "split": [0, 1, 2, 3]}),
+    "blocks of a net": (NET, {"together": [1, 1, 2, 2, 2, 4, 4, 1]}),
+    "blocks both ways": (HEADS._replace(on=BOTH_WAYS), {"together": [2, 1, 2, 2]}),
     "recomputing encoders": (TWO_ENCODERS, {"recompute": [0, 2]}),
     "recomputing decoder": (DECODER, {"recompute": [1, 3]}),
     "split": (TWO_ENCODERS, {"split": [1, 2, 3]}),
@@ -89,7 +96,7 @@ pipe down {
   B(m..m+b, encoder[i]) prefer m when m % b == 0
 }
 """
-WIDTHS = {"4 to 2": (4, 2), "2 to 4": (2, 4), "1 to 4": (1, 4), "8 to 1 with counts": (8, 1)}
+WIDTHS = {"4 to 2": (4, 2), "8 to 1 with counts": (8, 1)}
 """How many micro-batches the encoder and the decoder take together."""
 
 LONG = {"two encoders", "encoder and decoder"}
@@ -99,7 +106,7 @@ LONG = {"two encoders", "encoder and decoder"}
 def written(
     folder: Path, name: str, graph: Graph, micro_batches: int, options: tuple[str, ...] = (), **asked: Any
 ) -> Path:
-    path = folder / f"{name.replace(' ', '_').replace('-', '_')}.sir"
+    path = folder / f"{re.sub(r'[^a-z]+', '_', name)}.sir"
     path.write_text(plan(graph.groups, graph.feeds, micro_batches, graph.on, name=path.stem, **asked))
     return compiled(folder, str(path), asked=options)
 
@@ -120,7 +127,7 @@ def jobs(folder: Path) -> Iterator[Job]:
     for name, (a, b) in WIDTHS.items():
         (path := folder / "wide.chim").write_text(WIDE)
         directory = compiled(folder, str(path), a=a, b=b)
-        further = {"COUNTS": "1"} if "counts" in name else {"PLAIN": "1"} if a < b else {}
+        further = {"COUNTS": "1"} if "counts" in name else {}
         yield Job(name, directory, CHECK, "graphs.py", DECODER.environment(**further))
     for name, (graph, width) in MOVED.items():
         path = written(folder, name, graph, 8, ("--offload", "auto"))
@@ -138,7 +145,7 @@ def jobs(folder: Path) -> Iterator[Job]:
 def going_on(folder: Path, name: str) -> Iterator[Job]:
     """Jobs that train four updates, and two and then two more from a checkpoint."""
     graph = GRAPHS[name]
-    directory, environment = folder / f"trained_{name.replace(' ', '_').replace('-', '_')}", graph.environment()
+    directory, environment = folder / f"trained_{name}", graph.environment()
     size, saved = ("--micro-batch-size", "2", "--steps"), str(folder / f"saved {name}")
     for word, steps, further in (
         ("whole", "4", ()),

@@ -60,7 +60,7 @@ def graphs(draw: st.DrawFn) -> Drawn:
         "frozen": draw(some)[: len(stages) - 1],
         "split": draw(some),
         "recompute": draw(some),
-        "together": draw(st.sampled_from([1, 1, 2])),
+        "together": draw(st.lists(st.sampled_from([1, 1, 2, 4]), min_size=start, max_size=start)),
     }
     return Drawn(groups, [Edge(*edge, name) for edge, name in zip(feeds, keywords, strict=True)], asked)
 
@@ -104,8 +104,8 @@ def _alone() -> Iterator[None]:
 
 @pytest.mark.usefixtures("_alone")
 @examples(40)
-@given(drawn=graphs(), seed=st.integers(0, 9))
-def test_a_graph_on_one_rank_trains_as_a_walk_of_it_does(drawn: Drawn, seed: int) -> None:
+@given(drawn=graphs(), seed=st.integers(0, 9), items=st.integers(1, MICRO_BATCHES * SIZE))
+def test_a_graph_on_one_rank_trains_as_a_walk_of_it_does(drawn: Drawn, seed: int, items: int) -> None:
     torch.manual_seed(seed)
     x, y = torch.randn(2, MICRO_BATCHES * SIZE, WIDTH, dtype=torch.float64)
     made = [Node(stage, stage in drawn.sinks).double() for stage in drawn.stages]
@@ -125,6 +125,8 @@ def test_a_graph_on_one_rank_trains_as_a_walk_of_it_does(drawn: Drawn, seed: int
             assert outcome is not None
             assert outcome.loss == pytest.approx(total.item(), rel=1e-12)
             assert float(pipe.evaluate([(x, y)])) == pytest.approx(total.item(), rel=1e-12)
+            fewer = x[:items], y[:items]
+            assert float(pipe.evaluate([fewer])) == pytest.approx(walked(drawn, alone, *fewer).item(), rel=1e-12)
     for stage, (here, there) in enumerate(zip(made, alone, strict=True)):
         for mine, theirs in zip(here.parameters(), there.parameters(), strict=True):
             assert (mine.grad is None) is (theirs.grad is None), stage
