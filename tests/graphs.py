@@ -1,6 +1,7 @@
 """Plans for models that are no chain: groups of stages with names, and edges between them."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 Groups = Mapping[str, int]
@@ -45,8 +46,11 @@ def operations(
     split: Sequence[int] = (),
     frozen: Sequence[int] = (),
     slices: int = 1,
+    lacks: Callable[[int, int], bool] = lambda _micro, _stage: False,
 ) -> dict[Operation, list[Operation]]:
-    """The operations, each with those that it waits for; micro-batches are counted in ``slices``."""
+    """The operations, each with those that it waits for; micro-batches are counted in ``slices``. ``lacks`` says which
+    stages have none for a micro-batch.
+    """
     backing = set[int]()
     for stage in range(stages):
         if stage not in frozen or any(edge.target == stage and edge.source in backing for edge in edges):
@@ -64,7 +68,11 @@ def operations(
             waits[letter, micro, stage] = [("F", micro, stage), *follow]
             if stage in split and stage not in frozen:
                 waits["W", micro, stage] = [(letter, micro, stage)]
-    return waits
+    return {
+        operation: [other for other in before if not lacks(*other[1:])]
+        for operation, before in waits.items()
+        if not lacks(*operation[1:])
+    }
 
 
 def clocks(waits: Mapping[Operation, Sequence[Operation]], on: Sequence[Sequence[int]]) -> dict[Operation, int]:
@@ -98,16 +106,23 @@ def plan(
     together: int = 1,
     lengths: Sequence[int] = (1,),
     tied: Sequence[int] = (),
+    absent: Mapping[str, Sequence[int]] = MappingProxyType({}),
     name: str = "graph",
 ) -> str:
     """The text of a plan. ``on`` has for each pipe the worker of each stage, by default one pipe with a worker for each
     stage. An operation has so many micro-batches ``together``; such blocks take the pipes in turn. In one pipe a
-    micro-batch may be cut into slices of relative ``lengths``.
+    micro-batch may be cut into slices of relative ``lengths``. Groups have no part in the blocks that they are
+    ``absent`` from.
     """
     stages, slices = sum(groups.values()), len(lengths)
     blocks = micro_batches * slices // together
     on = [range(stages)] if on is None else on
-    waits = operations(stages, edges_of(groups, feeds), blocks, split=split, frozen=frozen, slices=slices)
+    group_of = [group for group, size in groups.items() for _ in range(size)]
+
+    def lacks(block: int, stage: int) -> bool:
+        return block // slices in absent.get(group_of[stage], ())
+
+    waits = operations(stages, edges_of(groups, feeds), blocks, split=split, frozen=frozen, slices=slices, lacks=lacks)
 
     def lines() -> Iterator[str]:
         yield f"plan {name}"
@@ -122,6 +137,9 @@ def plan(
         yield named(groups)
         for source, target, keyword in feeds:
             yield f"feeds s{source}->s{target}" + (f" as {keyword}" if keyword else "")
+        for group, numbers in absent.items():
+            size = together * slices
+            yield f"absent {group} {' '.join(f'{size * number}..{size * (number + 1)}' for number in numbers)}"
         if tied:
             yield f"tied {' '.join(f's{stage}' for stage in tied)}"
         for number, workers in enumerate(on):

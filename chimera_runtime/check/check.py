@@ -319,6 +319,8 @@ def reference_for(context: RankContext, model: Model, micro_batch_size: int, **c
         with_loss=lambda module, name: model.of_sink(name).with_loss(module, copied=True),
         feeds=job.feeds,
         names=[job.end_name(stage) for stage in range(job.stages)],
+        lacking={stage: {micro // job.slices for micro in micros} for stage, micros in job.lacking.items()},
+        cycle=job.cycle // job.passes,
         alone=alone,
         judge_in=judge_in,
         slices=job.slices,

@@ -25,6 +25,7 @@ from chimera_runtime.lane.stream_lane import Driver, StreamLane, UpdateRange
 from chimera_runtime.model.model import Model, label
 from chimera_runtime.model.naming import parameters_by_name
 from chimera_runtime.model.ties import Tie, by_group, declared, unite
+from chimera_runtime.program.absence import Absence
 from chimera_runtime.program.compiled_program import RankScript
 from chimera_runtime.program.job import Job
 from chimera_runtime.program.numbering import Numbering
@@ -169,6 +170,11 @@ class RankContext:
     def ties(self) -> tuple[Tie, ...]:
         """Parameters that stages share, as the model file declares them."""
         return declared(self.model, self.world.job)
+
+    @cached_property
+    def absence(self) -> Absence | None:
+        """The stages that micro-batches do not have; None if each micro-batch has all."""
+        return Absence(self.world.job) if self.world.job.at_times else None
 
 
 # The lane of a rank: its stages, its links to other workers, and the loading of inputs and targets.
@@ -401,7 +407,8 @@ def assemble(
                 return SendToSeveral(number, after, share, moves_operands=moves_operands, readers=readers)
             return SendOutput(number, after, share, moves_operands=moves_operands)
         trains = any(p.requires_grad for p in module.parameters())
-        trains = trains or any(any(probed.boundaries[stage].recorded) for stage in job.feeding[number])
+        always = (stage for stage in job.feeding[number] if not job.at_times)
+        trains = trains or any(any(probed.boundaries[stage].recorded) for stage in always)
         name = job.end_name(number)
         return LossOutput(
             model.of_sink(name).judge,
@@ -412,6 +419,8 @@ def assemble(
             trains=trains,
             counts_items=number == job.sinks[-1],
             name=loss_name(name) if len(job.sinks) > 1 else "",
+            stage=number,
+            absence=context.absence,
         )
 
     def weights_of(trained: list[torch.nn.Parameter]) -> Weights:
@@ -455,6 +464,7 @@ def assemble(
             read=world.read,
             host_link=world.host_link if job.moves else None,
             backwards=job.backwards[number],
+            absence=context.absence,
         )
         stages[number].reserve(facts.slots, world.device)
     return stages

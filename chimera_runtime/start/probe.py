@@ -165,7 +165,8 @@ def boundary_before(stage: int, job: Job, boundaries: Mapping[int, Boundary]) ->
         [
             FeedingBoundary(feed.source, feed.keyword, boundaries[feed.source], job.backwards[feed.source].has)
             for feed in feeds
-        ]
+        ],
+        at_times=any(feed.source in job.at_times and not job.are_of_one_group(*feed[:2]) for feed in feeds),
     )
 
 
