@@ -31,6 +31,7 @@ from chimera_runtime.stage.module_state import ModuleSnapshot, equal
 from chimera_runtime.stage.stage import Stage
 from chimera_runtime.stage.stage_output import collecting
 from chimera_runtime.start import assemble as build
+from chimera_runtime.start.absent_inputs import agree_on_absence
 from chimera_runtime.start.assemble import RankContext, components_of, lane_of, run_stream
 from chimera_runtime.values.last_stage import alone, judge_in
 from chimera_runtime.values.losses import added
@@ -199,7 +200,9 @@ class Checked:
         else:
             for update in range(updates):
                 lane.begin(update)
+                agree_on_absence(context, update)
                 context.script.update(lane)
+                lane.end()
                 for optimizer in watched:
                     optimizer.gather()
         optimizers = dict(zip(by_group(self.modules, context.ties), watched, strict=True))

@@ -155,6 +155,10 @@ class Job:
         micros = {name: frozenset(spread(runs)) for name, runs in self.absent}
         return {s: micros[name] for name, start, stop in self.named if name in micros for s in range(start, stop)}
 
+    def leaves_out(self, micro: int, stage: int) -> bool:
+        """Whether the program leaves a micro-batch, counted in parts, out on a stage."""
+        return micro % self.cycle in self.lacking.get(stage, ())
+
     def without(self, sources: Collection[int]) -> frozenset[int]:
         """Returns the stages that have no part in a micro-batch without an input for some ``sources``: those of their
         groups, and of each further group that only groups without a part feed.

@@ -418,7 +418,10 @@ class LossOutput:
 
     def counts(self, micro: int, _received: Tensors) -> Tensors:
         """The loss count that the loss has returned."""
-        return (self._counts.pop(micro),)
+        count = self._counts.pop(micro)
+        if self.absence is not None:
+            self.absence.counts.append(count)
+        return (count,)
 
     def take_loss(self, update: int) -> Tally:
         """Returns the sum of the losses of an update and forgets them. Raises `BadModel` if some weight needs the
