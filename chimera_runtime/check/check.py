@@ -199,8 +199,8 @@ class Checked:
             run_stream(context, lane, updates)
         else:
             for update in range(updates):
-                lane.begin(update)
                 agree_on_absence(context, update)
+                lane.begin(update)
                 context.script.update(lane)
                 lane.end()
                 for optimizer in watched:

@@ -7,8 +7,12 @@ from typing import Any
 import pytest
 
 from tests.e2e.ranks import Job, Outcome, run_all
-from tests.e2e.test_graphs import CHECK, HEADS, ON_TWO, TRAINED, TWO_ENCODERS, Graph, written
+from tests.e2e.test_graphs import BOTH_WAYS, CHECK, ON_TWO, TRAINED, TWO_ENCODERS, Graph, written
 from tests.graphs import Edge
+
+LOOP = Path(__file__).parent / "loops" / "absent.py"
+LOOPS = ("loop", "loop counts", "loop in two copies", "loop in two copies counts")
+TRAINING = {"a chain", "a head", "encoders", "a head of the image", "in two copies"}
 
 CHAIN = Graph({"image": 2, "text": 2}, [Edge(1, 2)])
 WITH_HEAD = Graph({"image": 1, "sound": 1, "text": 1, "head": 1}, [Edge(0, 2), Edge(1, 2), Edge(0, 3)], sources="image sound")
@@ -33,15 +37,38 @@ BY_TEXT: dict[str, tuple[Graph, dict[str, Any]]] = {
 }
 
 
+BY_DATA: dict[str, tuple[Graph, dict[str, Any]]] = {
+    "encoders": (TWO_ENCODERS, {}),
+    "a head of the image": (WITH_HEAD, {}),
+    "again": (TWO_ENCODERS, {"recompute": [0, 2]}),
+    "halves": (TWO_ENCODERS, {"split": [0, 1, 2, 3]}),
+    "cut": (TWO_ENCODERS, {"lengths": [1, 1, 1]}),
+    "frozen": (TWO_ENCODERS, {"frozen": [0]}),
+    "frozen text": (TWO_ENCODERS, {"frozen": [2]}),
+    "and counts": (TWO_ENCODERS, {}),
+    "both": (TWO_ENCODERS, {"absent": {"image": [2], "sound": [3]}}),
+    "in two copies": (TWO_ENCODERS._replace(on=ON_TWO), {}),
+    "in both ways": (TWO_ENCODERS._replace(on=BOTH_WAYS), {}),
+}
+
+
 def jobs(folder: Path) -> Iterator[Job]:
-    for name, (graph, asked) in BY_TEXT.items():
+    for name, (graph, asked) in (BY_TEXT | BY_DATA).items():
         further = {"PLAIN": "1"} if "together" in asked else {}
         further |= {"SEQUENCE": "6", "PLAIN": "1"} if "lengths" in asked else {}
         further |= {"COUNTS": "1"} if "counts" in name else {}
+        further |= {"LACKING": "1"} if name in BY_DATA else {}
         further |= {"TOKENS": f"{min(edge.target for edge in graph.feeds)}"}
         environment = graph.environment(asked.get("frozen", ()), **further)
         directory = written(folder, name, graph, 8 if "together" in asked else 6, **asked)
-        yield Job(name, directory, CHECK, "graphs.py", environment)
+        arguments = TRAINED if name in TRAINING else CHECK
+        yield Job(name, directory, arguments, "graphs.py", environment)
+    loops = {"loop": TWO_ENCODERS, "loop in two copies": TWO_ENCODERS._replace(on=ON_TWO)}
+    for name, graph in loops.items():
+        directory = written(folder, name, graph, 6)
+        for kind in ("", "counts"):
+            words = (str(directory), str(folder / f"{name} {kind}"), kind)
+            yield Job(f"{name} {kind}".strip(), LOOP, words, model=None)
 
 
 @pytest.fixture(scope="module")
@@ -56,3 +83,14 @@ def test_a_group_that_the_program_leaves_out_at_times_trains_as_in_one_process(
 ) -> None:
     ran[name].assert_passed()
     assert "check: passed" in ran[name].said[0]
+
+
+@pytest.mark.parametrize("name", BY_DATA)
+def test_a_micro_batch_that_lacks_an_input_trains_as_in_one_process(ran: dict[str, Outcome], name: str) -> None:
+    ran[name].assert_passed()
+    assert "check: passed" in ran[name].said[0]
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_a_loop_of_ones_own_steps_no_weights_that_nothing_used(ran: dict[str, Outcome], name: str) -> None:
+    ran[name].assert_passed()

@@ -3,7 +3,8 @@
 SOURCES and SINKS name the groups that get an input and a target, if several do; LOSSES says that each sink has a loss
 of its own, COUNTS that the loss is a sum and a count. FROZEN lists stages that are not trained, LAST those that feed no other. PLAIN stages hand on one tensor.
 Items are of WIDTH numbers, or with SEQUENCE of a sequence of these, in which stages look back. TIED stages share weights.
-TOKENS lists stages that get an argument of their own beside, so that others may be None.
+TOKENS lists stages that get an argument of their own beside, so that others may be None. LACKING says that a
+micro-batch may have no input for one of several sources.
 """
 
 import os
@@ -105,6 +106,16 @@ class Items(torch.utils.data.Dataset):
         return (made(SOURCES), made(SINKS), {"tokens": made([])}) if TOKENS else (made(SOURCES), made(SINKS))
 
 
+def collated(items):
+    """A micro-batch: its first number decides which source it lacks, if any."""
+    inputs, targets, *named = torch.utils.data.default_collate(items)
+    drawn = int(abs(inputs[SOURCES[0]].flatten()[0]) * 1000) % (len(SOURCES) + 1)
+    if drawn < len(SOURCES):
+        inputs[SOURCES[drawn]] = None
+    return inputs, targets, *named
+
+
+collate = collated if "LACKING" in os.environ else None
 dataset = validation = Items
 
 
