@@ -101,9 +101,9 @@ class AbsenceLane(Lane):
 
     def end(self) -> None:
         """Ends an update: waits for the sums of gradients, which are divided by the sum of all counts."""
+        counts, self._absence.counts = self._absence.counts, []
         if self._total is not None and self._absence.is_felt:
-            self._absence.count = self._total(float(sum(map(float, self._absence.counts))))
-            self._absence.counts.clear()
+            self._absence.count = self._total(float(sum(map(float, counts))))
             for call in self._late:
                 call()
             self._late.clear()

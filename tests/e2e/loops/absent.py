@@ -25,7 +25,7 @@ UPDATES = [
     [({1, 4}, {0}), (frozenset(), {1, 2})],
     [(EVERY, frozenset()), ({2, 3}, {1})],
     [(EVERY, frozenset()), (EVERY, frozenset())],
-    [(frozenset(), EVERY), ({5}, frozenset())],
+    [(frozenset(), EVERY), (frozenset(), EVERY)],
     [(frozenset(), frozenset()), (frozenset(), {5})],
 ]
 
@@ -144,7 +144,7 @@ def main() -> None:
     # The same again from the checkpoint.
     with Pipeline(directory, build, loss, micro_batch(0, 0, 0)) as again:
         resumed = torch.optim.AdamW(again.parameters(), lr=0.1, weight_decay=0.1)
-        Checkpoints(folder, again, optimizers=resumed).load()
+        Checkpoints(folder, again, optimizers=resumed).resume()
         for update, lacking in [*enumerate(UPDATES)][4:]:
             batch = [micro_batch(update, again.copy, m, lacking[again.copy]) for m in range(MICRO_BATCHES)]
             if update == 4:
