@@ -12,6 +12,7 @@ from tests.graphs import Edge
 
 LOOP = Path(__file__).parent / "loops" / "absent.py"
 LOOPS = ("loop", "loop counts", "loop in two copies", "loop in two copies counts")
+REHEARSED = ("a chain", "two encoders", "a decoder")
 TRAINING = {"a chain", "a head", "encoders", "a head of the image", "in two copies"}
 
 CHAIN = Graph({"image": 2, "text": 2}, [Edge(1, 2)])
@@ -63,6 +64,12 @@ def jobs(folder: Path) -> Iterator[Job]:
         directory = written(folder, name, graph, 8 if "together" in asked else 6, **asked)
         arguments = TRAINED if name in TRAINING else CHECK
         yield Job(name, directory, arguments, "graphs.py", environment)
+    for name in REHEARSED:
+        graph, asked = BY_TEXT[name]
+        directory = written(folder, f"rehearsed {name}", graph, 6, **asked)
+        rehearsed = ("--rehearse", "F=0.001,B=0.002", "--steps", "2", "--micro-batch-size", "2", "--trace", "trace.json")
+        environment = graph.environment(TOKENS=f"{min(edge.target for edge in graph.feeds)}")
+        yield Job(f"rehearsed {name}", directory, rehearsed, "graphs.py", environment)
     loops = {"loop": TWO_ENCODERS, "loop in two copies": TWO_ENCODERS._replace(on=ON_TWO)}
     for name, graph in loops.items():
         directory = written(folder, name, graph, 6)
@@ -94,3 +101,8 @@ def test_a_micro_batch_that_lacks_an_input_trains_as_in_one_process(ran: dict[st
 @pytest.mark.parametrize("name", LOOPS)
 def test_a_loop_of_ones_own_steps_no_weights_that_nothing_used(ran: dict[str, Outcome], name: str) -> None:
     ran[name].assert_passed()
+
+
+@pytest.mark.parametrize("name", REHEARSED)
+def test_a_rehearsal_of_it_ends(ran: dict[str, Outcome], name: str) -> None:
+    ran[f"rehearsed {name}"].assert_passed()
