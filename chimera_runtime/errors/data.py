@@ -323,8 +323,8 @@ micro_batch_has_no_input = Misuse.worded(
     "micro-batch {micro} of copy {copy} has no input for any of {names:and}: give one for at least one of them"
 )
 output_would_be_unread = Misuse.worded(
-    "micro-batch {micro} of copy {copy} has no input for {names:and}, so that nothing reads the output of {stage}: give "
-    "an input for these, or none for what feeds {stage}"
+    "micro-batch {micro} of copy {copy} has no input for {names:and}, so that nothing reads the output of {stage}: "
+    "give an input for these, or none for what feeds {stage}"
 )
 block_lacks_a_stage = Misuse.worded(
     "micro-batch {micro} of copy {copy} has no input for {names:and}, and {stage} has operations over several "

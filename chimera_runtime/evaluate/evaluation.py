@@ -233,8 +233,8 @@ class Evaluation:
 
     Rounds follow each other without a barrier, so the pipelines stay full from the first round to the last. ``stages``
     are those with which the rank trains, ``size`` the items of a micro-batch in training. ``outputs`` receive what the
-    stages return that feed no other, by their number, ``reports`` what stages and losses report. ``absence`` is about the
-    micro-batches of the round that runs. ``varying`` fits the stages to smaller shapes.
+    stages return that feed no other, by their number, ``reports`` what stages and losses report. ``absence`` has the
+    stages that micro-batches of the round lack. ``varying`` fits the stages to smaller shapes.
     """
 
     context: RankContext

@@ -168,8 +168,7 @@ def added_over_all(control_group: ControlGroup, *numbers: float) -> list[float]:
 
 
 def largest_in_copy(control_group: ControlGroup, numbers: torch.Tensor) -> torch.Tensor:
-    """Returns the largest of each number over the ranks of this copy, which all call it; errors as in `added_over_all`.
-    """
+    """Returns the largest of each number over the ranks of this copy, which all call it; errors as `added_over_all`."""
     place = control_group.place
     first, *others = [place.rank_of(place.copy, worker) for worker in range(place.workers)]
     largest = numbers.clone()

@@ -40,7 +40,6 @@ from chimera_runtime.values.losses import Tally
 from chimera_runtime.values.nested import Tensors, fresh, join, joined, leaves, part, plain
 from chimera_runtime.values.shared_memory import VERSION, Slots, lend
 
-
 _NOTHING: tuple[Tensors, list[int]] = (), []
 """What a stage hands on of a micro-batch that it does not have, with versions of tensors."""
 

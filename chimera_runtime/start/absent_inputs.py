@@ -1,4 +1,4 @@
-"""Inputs that micro-batches lack: before an update the ranks agree on which stages have no part in which micro-batch."""
+"""Inputs that micro-batches lack: before an update the ranks agree on the stages without a part in each micro-batch."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -55,7 +55,9 @@ def lacking_stages(job: Job, copy: int, present: torch.Tensor) -> list[frozenset
 
 def _lacking(job: Job, copy: int, micro: int, present: Sequence[int]) -> frozenset[int]:
     number = micro * job.parts  # what the program leaves out is not missed
-    expected = [(stage, here) for stage, here in zip(job.sources, present, strict=True) if not job.leaves_out(number, stage)]
+    expected = [
+        (stage, here) for stage, here in zip(job.sources, present, strict=True) if not job.leaves_out(number, stage)
+    ]
     missing = [stage for stage, is_there in expected if not is_there]
     if not missing:
         return frozenset()

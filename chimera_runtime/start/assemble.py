@@ -254,10 +254,10 @@ def loads(
             if type(value) is torch.Tensor and value.device == device:
                 return value
             of_stage = job.of_end(value, stage, ends)
-            if of_stage is None and number == _INPUT and job.is_by_end(value, ends):
-                if absence is None or absence.has(micro, stage):
-                    later, place = divmod(micro // job.parts, job.micro_batches)
-                    raise input_is_missing(name=job.end_name(stage), micro=place, update=update + later)
+            is_missing = of_stage is None and number == _INPUT and job.is_by_end(value, ends)
+            if is_missing and (absence is None or absence.has(micro, stage)):
+                later, place = divmod(micro // job.parts, job.micro_batches)
+                raise input_is_missing(name=job.end_name(stage), micro=place, update=update + later)
             return to_device(of_stage, device)
 
         return loaded

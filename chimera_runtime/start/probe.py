@@ -332,7 +332,11 @@ class _Probe:
 
         count: float | None = self.chain.of_stage("count", last, mean)
         for stage in others:
-            if count is not None or self._job.lengths or self.chain.of_stage("count", stage, partial(has_counts, stage)):
+            if (
+                count is not None
+                or self._job.lengths
+                or self.chain.of_stage("count", stage, partial(has_counts, stage))
+            ):
                 raise Misuse(mistakes.SEVERAL_LOSSES_WITH_COUNTS)
         return count
 

@@ -16,7 +16,9 @@ REHEARSED = ("a chain", "two encoders", "a decoder")
 TRAINING = {"a chain", "a head", "encoders", "a head of the image", "in two copies"}
 
 CHAIN = Graph({"image": 2, "text": 2}, [Edge(1, 2)])
-WITH_HEAD = Graph({"image": 1, "sound": 1, "text": 1, "head": 1}, [Edge(0, 2), Edge(1, 2), Edge(0, 3)], sources="image sound")
+WITH_HEAD = Graph(
+    {"image": 1, "sound": 1, "text": 1, "head": 1}, [Edge(0, 2), Edge(1, 2), Edge(0, 3)], sources="image sound"
+)
 DECODER = Graph({"encoder": 2, "decoder": 2}, [Edge(1, 2), Edge(1, 3)])
 THIRD = {"image": [2, 5]}
 BOTH = {"image": [2, 3, 5], "sound": [1, 3, 4]}
@@ -67,7 +69,16 @@ def jobs(folder: Path) -> Iterator[Job]:
     for name in REHEARSED:
         graph, asked = BY_TEXT[name]
         directory = written(folder, f"rehearsed {name}", graph, 6, **asked)
-        rehearsed = ("--rehearse", "F=0.001,B=0.002", "--steps", "2", "--micro-batch-size", "2", "--trace", "trace.json")
+        rehearsed = (
+            "--rehearse",
+            "F=0.001,B=0.002",
+            "--steps",
+            "2",
+            "--micro-batch-size",
+            "2",
+            "--trace",
+            "trace.json",
+        )
         environment = graph.environment(TOKENS=f"{min(edge.target for edge in graph.feeds)}")
         yield Job(f"rehearsed {name}", directory, rehearsed, "graphs.py", environment)
     loops = {"loop": TWO_ENCODERS, "loop in two copies": TWO_ENCODERS._replace(on=ON_TWO)}

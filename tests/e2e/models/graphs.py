@@ -1,8 +1,10 @@
 """Stages of a graph, which take several values and hand on tensors that only some stages use.
 
 SOURCES and SINKS name the groups that get an input and a target, if several do; LOSSES says that each sink has a loss
-of its own, COUNTS that the loss is a sum and a count. FROZEN lists stages that are not trained, LAST those that feed no other. PLAIN stages hand on one tensor.
-Items are of WIDTH numbers, or with SEQUENCE of a sequence of these, in which stages look back. TIED stages share weights.
+of its own, COUNTS that the loss is a sum and a count. FROZEN lists stages that are not trained, LAST those that feed no
+other. PLAIN stages hand on one tensor. Items are of WIDTH numbers, or with SEQUENCE of a sequence of these, in which
+stages look back. TIED stages share weights.
+
 TOKENS lists stages that get an argument of their own beside, so that others may be None. LACKING says that a
 micro-batch may have no input for one of several sources.
 """
