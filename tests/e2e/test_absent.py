@@ -11,7 +11,7 @@ from tests.e2e.test_graphs import BOTH_WAYS, CHECK, ON_TWO, TRAINED, TWO_ENCODER
 from tests.graphs import Edge
 
 LOOP = Path(__file__).parent / "loops" / "absent.py"
-LOOPS = ("loop", "loop counts", "loop in two copies", "loop in two copies counts")
+LOOPS = [f"loop{copies}{asked}" for copies in ("", " in two copies") for asked in ("", " counts", " sharded wide")]
 REHEARSED = ("a chain", "two encoders", "a decoder")
 TRAINING = {"a chain", "a head", "encoders", "a head of the image", "in two copies"}
 
@@ -84,9 +84,9 @@ def jobs(folder: Path) -> Iterator[Job]:
     loops = {"loop": TWO_ENCODERS, "loop in two copies": TWO_ENCODERS._replace(on=ON_TWO)}
     for name, graph in loops.items():
         directory = written(folder, name, graph, 6)
-        for kind in ("", "counts"):
-            words = (str(directory), str(folder / f"{name} {kind}"), kind)
-            yield Job(f"{name} {kind}".strip(), LOOP, words, model=None)
+        for asked in ("", "counts", "sharded wide"):
+            words = (str(directory), str(folder / f"{name} {asked}"), *asked.split())
+            yield Job(f"{name} {asked}".strip(), LOOP, words, model=None)
 
 
 @pytest.fixture(scope="module")

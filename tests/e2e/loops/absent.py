@@ -1,13 +1,15 @@
 """A loop of one's own whose micro-batches lack the inputs of some sources, beside the same data in one process.
 
-torchrun --nproc-per-node=4 absent.py DIRECTORY FOLDER
+torchrun --nproc-per-node=4 absent.py DIRECTORY FOLDER [counts] [sharded] [wide]
 
-The program has an encoder of images and one of sound, on two workers or on four: then there is one copy.
+The program has an encoder of images and one of sound, on two workers or on four: then there is one copy. The loss is a
+mean or a sum and a count, the optimizer one or sharded, and gradients may be summed apart from those of backwards.
 """
 
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,7 +20,8 @@ from chimera_runtime import Checkpoints, Misuse, Pipeline
 
 SIZE, WIDTH, MICRO_BATCHES = 2, 4, 6
 SOURCES = ("image", "sound")
-COUNTS = "counts" in sys.argv[3:]
+ASKED = sys.argv[3:]
+COUNTS = "counts" in ASKED
 EVERY = frozenset(range(MICRO_BATCHES))
 # For each update, and each of two copies, the micro-batches without an image, and those without sound.
 UPDATES = [
@@ -77,6 +80,13 @@ def mean(stages: nn.ModuleList, pairs: list[tuple]) -> torch.Tensor:
     return sum(losses) / len(losses)
 
 
+def optimizer_of(pipe: Pipeline) -> Any:
+    def make(named: list[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
+        return torch.optim.AdamW([parameter for _, parameter in named], lr=0.1, weight_decay=0.1)
+
+    return pipe.sharded_optimizer(make) if "sharded" in ASKED else make([*pipe.named_parameters()])
+
+
 def close(here: float, there: float) -> bool:
     return abs(here - there) <= 1e-12 * max(1.0, abs(there))
 
@@ -86,14 +96,16 @@ def main() -> None:
     directory, folder = Path(sys.argv[1]), Path(sys.argv[2])
     alone = nn.ModuleList(build(stage, 4) for stage in range(4))
     optimizer = torch.optim.AdamW(alone.parameters(), lr=0.1, weight_decay=0.1)
-    pipe = Pipeline(directory, build, loss, micro_batch(0, 0, 0))
-    stepped = torch.optim.AdamW(pipe.parameters(), lr=0.1, weight_decay=0.1)
+    pipe = Pipeline(directory, build, loss, micro_batch(0, 0, 0), sum_dtype=torch.float64 if "wide" in ASKED else None)
+    stepped = optimizer_of(pipe)
     checkpoints = Checkpoints(folder, pipe, optimizers=stepped)
 
     def compare() -> None:
         for number, stage in pipe.stages.items():
             for here, there in zip(stage.parameters(), alone[number].parameters(), strict=True):
                 assert torch.allclose(here, there, rtol=1e-10, atol=1e-15), number
+                if "sharded" in ASKED:
+                    continue
                 state, expected = stepped.state[here], optimizer.state[there]
                 assert state.keys() == expected.keys(), number
                 assert all(torch.allclose(state[key], expected[key], rtol=1e-9, atol=1e-18) for key in state), number
@@ -126,6 +138,17 @@ def main() -> None:
         compare()
         if update == 3:
             checkpoints.save()
+    # An update in two steps, of which the second has no image: the mean is over both.
+    pairs = []
+    for step, lacking in enumerate((UPDATES[0], UPDATES[3])):
+        batches = [[micro_batch(20 + step, c, m, lacking[c]) for m in range(MICRO_BATCHES)] for c in range(pipe.copies)]
+        pipe.step(micro_batches=batches[pipe.copy], accumulate=step > 0)
+        pairs += [pair for of_copy in batches for pair in of_copy]
+    mean(alone, pairs).backward()
+    for number, stage in pipe.stages.items():
+        for mine, theirs in zip(stage.parameters(), alone[number].parameters(), strict=True):
+            assert torch.allclose(mine.grad, theirs.grad, rtol=1e-10, atol=1e-15), number
+            mine.grad = theirs.grad = None
     # Forwards alone, where copies lack other inputs, and have other numbers of batches.
     rounds = [
         [micro_batch(7 + r, c, m, UPDATES[1][c]) for m in range(MICRO_BATCHES)]
@@ -143,7 +166,7 @@ def main() -> None:
     pipe.close()
     # The same again from the checkpoint.
     with Pipeline(directory, build, loss, micro_batch(0, 0, 0)) as again:
-        resumed = torch.optim.AdamW(again.parameters(), lr=0.1, weight_decay=0.1)
+        resumed = optimizer_of(again)
         Checkpoints(folder, again, optimizers=resumed).resume()
         for update, lacking in [*enumerate(UPDATES)][4:]:
             batch = [micro_batch(update, again.copy, m, lacking[again.copy]) for m in range(MICRO_BATCHES)]
