@@ -316,8 +316,8 @@ worker_hangs = worded("no data worker has handed over a mini-batch for {seconds:
 # Micro-batches without an input for some of the stages that get one.
 
 input_is_missing = Misuse.worded(
-    "micro-batch {micro} of update {update} has no input for {name}: a program without a flush needs one of each "
-    "source for each micro-batch, and all ranks must give the same data"
+    "micro-batch {micro} of update {update} has no input for {name} here: give one, or on all ranks none, where the "
+    "inputs of the example are a dict by source"
 )
 micro_batch_has_no_input = Misuse.worded(
     "micro-batch {micro} of copy {copy} has no input for any of {names:and}: give one for at least one of them"

@@ -273,10 +273,6 @@ backward_is_bent = worded(
     "gradients divided by an estimate, a power of 2, and these are corrected afterwards. So what such a hook sees is "
     "too large or too small, by a factor of up to about 1.5: let loss return a mean, or clip with clip_grad_norm_"
 )
-counts_of_absent_groups = Misuse.worded(
-    "{scheme} has no flush, and leaves out groups of stages at times: then each loss must be the mean over its "
-    "micro-batch, not a sum and a count"
-)
 losses_are_of_others = Misuse.worded(
     "loss has functions for {losses:list}, and the stages of {scheme} that feed no other are {names:list}: give one "
     "function for each, or a single function for all"

@@ -175,7 +175,7 @@ class Job:
     @cached_property
     def may_lack_input(self) -> bool:
         """Whether a micro-batch may have inputs for some of the stages that get one, and none for others."""
-        return bool(self.named) and len(self.sources) > 1 and not self.period
+        return bool(self.named) and len(self.sources) > 1
 
     @cached_property
     def at_times(self) -> frozenset[int]:

@@ -296,8 +296,6 @@ def build_and_probe(
         require_frozen(world.job, built)
         compared = compare_stages(world.control_group, model, built, declared(model, world.job))
         probed = probe_stages(world, model, feed, built, seed=seed, measures=measures)
-        if world.job.period and world.job.at_times and probed.expected_count is not None:
-            raise mistakes.counts_of_absent_groups(scheme=world.job.name)
     feed.names = keyword_names(probed.traits, built)
     of_model = () if model.layers is None else model.layers.remarks
     return built, probed, [*of_model, *remarks(world.job, world.backend, world.device, probed), *compared]
@@ -412,7 +410,7 @@ def assemble(
             dtype=sum_dtype,
             loss_count=None if probed.expected_count is None else Count(group[0], probed.expected_count, world.device),
             staging=world.staging,
-            absence=None if job.period else context.absence,
+            absence=context.absence,
         )
         world.holders.add(gradient_sum)
         return gradient_sum
