@@ -35,16 +35,16 @@ def opposing(request: Request, like: Header) -> Request:
     Raises `AboveMaxOperations` if the library's baseline would have more operations than ``request`` allows,
     `Incomparable` if no parameters of the text to compare with give it this size, and `TextError` for its mistakes.
     """
-    limit, special = request.max_operations, like if like.weights or like.frozen else None
+    limit, special = request.max_operations, like if like.weights or like.frozen or like.shares else None
     if not request.opposes:
         workers, micros = _sizes(like)
         if (operations := 2 * workers * micros) > limit:
             raise AboveMaxOperations(f"the baseline of the report, {_size(like)},", operations, limit)
         source, settings = library.baseline(workers, micros)
         return Request(source, settings, max_operations=limit, like=special)
-    against, costs = request.against, request.costs.of_model_in(like.stages)
+    against, costs = request.against, request.costs.on_stages(like).of_model_in(like.stages)
     if against is None:
-        return replace(request, search=None, limits=(), forecast=None, require_fit=False, like=special)
+        return replace(request, search=None, limits=(), forecast=None, require_fit=False, like=special, keep=())
     fitted = _fitting(against, like, limit) if against.is_scheme else {}
     return Request(against, fitted, costs, limit, communicators=request.communicators, like=special)
 

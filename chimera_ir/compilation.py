@@ -26,7 +26,7 @@ from chimera_ir.ir.rolled import RolledProgram
 from chimera_ir.ir.streams import Level as Text
 from chimera_ir.ir.streams import PlanStream, ProgramStream, ScheduleStream
 from chimera_ir.ir.text.printer import kinds_line, show
-from chimera_ir.request import Request, groups, parsed, with_lengths
+from chimera_ir.request import Request, groups, parsed, with_lengths, with_shares
 from chimera_ir.source import Source
 from chimera_ir.syntax.ast import Scheme
 
@@ -450,7 +450,9 @@ class Compilation:
         from chimera_ir.comparison import weighed
 
         text = parsed(self.request)
-        return text if isinstance(text, Scheme) else replace(text, header=weighed(text.header, self.request.like))
+        if isinstance(text, Scheme):
+            return text
+        return replace(text, header=with_shares(self.request, weighed(text.header, self.request.like)))
 
     @_level
     def _outlined(self) -> "Outline":
@@ -462,9 +464,9 @@ class Compilation:
         outlined = outline(scheme, settings, self.request.max_operations)
         for warning in outlined.warnings:
             self.warn(warning)
-        header = replace(outlined.header, ties=groups(self.request.ties, outlined.header.stages))
+        header = replace(outlined.header, ties=groups(self.request.ties, outlined.header.stages, outlined.header.named))
         header, like = with_lengths(self.request, header), self.request.like
-        return replace(outlined, header=frozen_as(weighed(header, like), like))
+        return replace(outlined, header=with_shares(self.request, frozen_as(weighed(header, like), like)))
 
     @_level
     def _repeated(self) -> "Repeated | None":

@@ -1,5 +1,6 @@
 """Options of the compiler: for Python by `compile`, on the command line by options of the same names."""
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from fractions import Fraction
@@ -10,13 +11,13 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from chimera_ir import library
 from chimera_ir.compilation import Compilation
-from chimera_ir.cost.durations import COST_LETTERS, Costs
+from chimera_ir.cost.durations import COST_LETTERS, Costs, positive
 from chimera_ir.errors import OptionError, ParameterError, UnreadableText
 from chimera_ir.escapes import as_argument
-from chimera_ir.ir.levels import MAX_LENGTH, Quantity, Strategy
+from chimera_ir.ir.levels import MAX_LENGTH, MAX_SHARE, Quantity, Strategy
 from chimera_ir.ir.ops import Communicators
 from chimera_ir.plural import listed
-from chimera_ir.request import MAX_OPERATIONS, EqualTimes, Request, Tie
+from chimera_ir.request import MAX_OPERATIONS, EqualTimes, Keeping, OfProfile, Request, Tie
 from chimera_ir.source import Source
 from chimera_ir.syntax.ast import Scheme
 from chimera_ir.syntax.formatter import Change
@@ -31,6 +32,9 @@ MOST = 10**6
 
 Cost = int | float | str | Fraction
 """A duration as the user writes it; a text may have one for each slice of a micro-batch: ``"2,3,4,5"``."""
+
+STAGE = re.compile(r"[A-Za-z_]\w*(\[[0-9]{1,9}\])?|[0-9]{1,18}", re.ASCII)
+_STAGES = re.compile(rf"{STAGE.pattern}|[0-9]{{1,9}}\.\.[0-9]{{1,9}}", re.ASCII)
 
 Spell = Callable[[str], str]
 """Returns the name by which the user knows an option, such as ``--recompute``, given its name in `Options`."""
@@ -106,7 +110,8 @@ def _is_path(value: object) -> bool:
 def _is_tie(value: object) -> bool:
     if isinstance(value, str) or not isinstance(value, Sequence):
         return False
-    return len(value) > 1 and all(stage in ("first", "last") or _is_in(stage, least=0) for stage in value)
+    named = (isinstance(stage, str) and STAGE.fullmatch(stage) for stage in value)
+    return len(value) > 1 and all(name or _is_in(stage, least=0) for name, stage in zip(named, value, strict=True))
 
 
 WHOLE = _whole(1, MOST)
@@ -115,7 +120,7 @@ _FILE = Form("it is the path of a file", _is_path)
 _SECONDS = Form(f"it is a number of seconds, up to {MOST:,}", _is_seconds)
 _LAYERS = _list_of(lambda layer: type(layer) is int, "it is a list of layers, as in [0, 9, 17, 25]")
 _DIRECTORIES = _list_of(_is_path, "it is a list of directories")
-_TIES = _list_of(_is_tie, 'write groups of stages, by number, "first" or "last", as in [("first", "last")]')
+_TIES = _list_of(_is_tie, 'write groups of stages, by number or name, as in [("first", "last"), ("image[0]", 3)]')
 _LENGTHS = Form(
     "it is a list of whole numbers from 1 on, as in [640, 512, 448, 448], or 'equal-times'",
     lambda value: (
@@ -123,6 +128,18 @@ _LENGTHS = Form(
         or (isinstance(value, list | tuple) and all(_is_in(length, MAX_LENGTH) for length in value))
     ),
 )
+
+
+def keeping(stages: str, share: str) -> Keeping:
+    """The share of M_a that stages keep, as a user wrote both; raises `ValueError`, in words for the user."""
+    if not _STAGES.fullmatch(stages):
+        raise ValueError(
+            f"stages are a number, first, last, a range A..B up to B - 1, GROUP or GROUP[2], not '{stages[:40]}'"
+        )
+    value = positive(f"the share of stage {stages}", share, "a stage without a backward is `frozen`, and keeps nothing")
+    if value > MAX_SHARE:
+        raise ValueError(f"the share of stage {stages} is at most {MAX_SHARE:,}")
+    return Keeping(stages, value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +152,12 @@ class Options:
     ----------
     costs, stage_costs
         Costs of the kinds F, B, I and W, per micro-batch as in ``{"B": 2.5}`` or ``{"B": "5/3"}``, for each of its
-        slices as in ``{"F": [2, 3, 4, 5]}``; on each stage, where stages cost unequally, as ``stage_costs``.
+        slices as in ``{"F": [2, 3, 4, 5]}``, on a group of stages as in ``{"image.F": "1/4"}``; on each stage, where
+        stages cost unequally, as ``stage_costs``.
+    keep
+        Shares of M_a that stages keep of a micro-batch, as in ``{0: "1/4"}`` or ``{"first": 0.25, "2..4": 2}``, where
+        a range is half open; 1 by default. ``"profile"`` takes them from the profile: M_a is what the largest stage
+        keeps.
     slice_lengths
         The relative lengths of the slices of a micro-batch, as in ``[640, 512, 448, 448]``; by default all are equal.
         With ``"equal-times"`` the profile says with which lengths all take about as long.
@@ -183,7 +205,7 @@ class Options:
 
     costs: Mapping[str, Cost | Sequence[Cost]] = _option(
         dict,
-        f"Cost of {listed(COST_LETTERS, 'or')} per micro-batch, or of each slice: F=2,3.",
+        f"Cost of {listed(COST_LETTERS, 'or')} per micro-batch, of each slice: F=2,3, or on a group: image.F=1/4.",
         metavar="KIND=VALUE",
         word="cost",
         repeated=True,
@@ -193,6 +215,12 @@ class Options:
         "Cost of a kind per micro-batch on each stage, where stages cost unequally: F=4,4,5,6.",
         metavar="KIND=V,V,..",
         word="stage-cost",
+        repeated=True,
+    )
+    keep: Mapping[int | str, Cost] | Literal["profile"] = _option(
+        dict,
+        "Share of M_a that stages (a number, A..B, a name) keep: image=1/4; or profile: by their bytes [default: 1].",
+        metavar="STAGE=SHARE",
         repeated=True,
     )
     slice_lengths: Sequence[int] | Literal["equal-times"] = _option(
@@ -263,6 +291,7 @@ class Options:
             if form is not None and not (value is None and option.default is None):
                 form.require(option.name, value)
         self.cost_model()
+        self.keepings()
         self.limits()
 
     def words(self, *names: str) -> Iterator[str]:
@@ -284,10 +313,29 @@ class Options:
         for name, example, part in forms:
             for kind, text in _cost_texts(name, getattr(self, name), example, part):
                 try:
-                    costs = costs.using(kind, text) if part == "slice" else costs.using_stages(kind, text)
+                    group, _, letter = kind.rpartition(".")
+                    if group:
+                        costs = costs.using_group(group, letter, text)
+                    else:
+                        costs = costs.using(kind, text) if part == "slice" else costs.using_stages(kind, text)
                 except ValueError as error:
                     raise OptionError(f"{name}: {error}") from error
         return costs
+
+    def keepings(self) -> tuple[Keeping, ...] | OfProfile:
+        """The shares of M_a that stages keep, exactly as they were written."""
+        if self.keep == OfProfile.PROFILE.value:
+            return OfProfile.PROFILE
+        says = "write them as in {0: '1/4'}, or 'profile'"
+        _require(isinstance(self.keep, Mapping), "keep", self.keep, says)
+        given = list[Keeping]()
+        for stages, share in self.keep.items():
+            _require(isinstance(share, Cost) and not isinstance(share, bool), f"keep[{stages!r}]", share, says)
+            try:
+                given.append(keeping(str(stages), str(share)))
+            except ValueError as error:
+                raise OptionError(f"keep: {error}") from error
+        return tuple(given)
 
     def limits(self) -> tuple[tuple[Quantity, int], ...]:
         """The limits that the search must keep, each as (quantity of memory, limit of every worker)."""
@@ -327,6 +375,10 @@ class Options:
             raise OptionError(f"{names}: {source.name} says both itself; ask for them when you compile its scheme")
         if source.is_ir and self.tied:
             raise OptionError(f"{spell('tied')}: an IR text says itself which stages are tied, in its header")
+        if source.is_ir and self.keep:
+            raise OptionError(
+                f"{spell('keep')}: an IR text says itself what stages keep, in its header: `keep 1/4 0..2`"
+            )
         budget = self.budget(spell)
         if self.search is not None and self.offload:
             names = f"{spell('search')}, {spell('offload')}"
@@ -334,10 +386,13 @@ class Options:
         lengths = EqualTimes.EQUAL_TIMES if isinstance(self.slice_lengths, str) else tuple(self.slice_lengths)
         if lengths and not source.is_scheme:
             raise OptionError(f"{spell('slice_lengths')}: {source.name} has its own; give lengths to its scheme")
-        if twice := [kind for kind in self.costs if kind in self.stage_costs]:
+        if twice := [kind for kind in self.stage_costs if kind in {word.rpartition(".")[2] for word in self.costs}]:
             names = f"{spell('costs')}, {spell('stage_costs')}"
             raise OptionError(f"{names}: both say what {listed(twice)} costs; leave one of them out")
         forecast = self._forecast(spell)
+        if self.keepings() is OfProfile.PROFILE and not forecast:
+            needed = f"{spell('profile')}, {spell('cluster')} and {spell('micro_batch_size')}"
+            raise OptionError(f"{spell('keep')} profile: sizes are those of a profile; add {needed}")
         if lengths is EqualTimes.EQUAL_TIMES and not forecast:
             needed = f"{spell('profile')}, {spell('cluster')} and {spell('micro_batch_size')}"
             raise OptionError(f"{spell('slice_lengths')} {lengths.value}: times are those of a profile; add {needed}")
@@ -359,6 +414,7 @@ class Options:
             self.limits(),
             offload=self.offload == "auto",
             slice_lengths=lengths,
+            keep=self.keepings(),
         )
 
     def _against(self, spell: Spell) -> Source | None:
@@ -450,7 +506,8 @@ def _cost_texts(name: str, by_kind: object, example: str, part: str) -> Iterator
     if not isinstance(by_kind, Mapping):
         raise OptionError(f"{name} is {by_kind!r:.60}: write them as in {example}")
     for kind, cost in by_kind.items():
-        _require(kind in COST_LETTERS, name, kind, f"the kinds are {', '.join(COST_LETTERS)}")
+        letter = kind.rpartition(".")[2] if isinstance(kind, str) and part == "slice" else kind
+        _require(letter in COST_LETTERS, name, kind, f"the kinds are {', '.join(COST_LETTERS)}")
         costs = cost if isinstance(cost, list | tuple) else [cost]
         are_costs = all(isinstance(value, Cost) and not isinstance(value, bool) for value in costs)
         says = f"it is a number, a text as '5/3', or one for each {part}"

@@ -2,17 +2,19 @@
 
 import re
 from collections.abc import Iterable
+from fractions import Fraction
 
 
-def counted(number: int, noun: str) -> str:
-    """A number of things, with separators of thousands.
+def counted(number: int | Fraction, noun: str) -> str:
+    """A number of things, with separators of thousands if it is an integer.
 
     Examples
     --------
-    >>> counted(1, "micro-batch"), counted(3, "copy"), counted(1024, "more stage")
-    ('1 micro-batch', '3 copies', '1,024 more stages')
+    >>> counted(1, "micro-batch"), counted(3, "copy"), counted(1024, "more stage"), counted(Fraction(9, 2), "copy")
+    ('1 micro-batch', '3 copies', '1,024 more stages', '9/2 copies')
     """
-    return f"{number:,} {noun if number == 1 else plural(noun)}"
+    digits = f"{number:,}" if isinstance(number, int) else str(number)
+    return f"{digits} {noun if number == 1 else plural(noun)}"
 
 
 def listed(things: Iterable[object], conjunction: str = "and") -> str:

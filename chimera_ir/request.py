@@ -1,13 +1,24 @@
 """A request to the compiler: a text, its parameters and options."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import TYPE_CHECKING
+from fractions import Fraction
+from math import lcm
+from typing import TYPE_CHECKING, NamedTuple
 
-from chimera_ir.cost.durations import Costs
+from chimera_ir.cost.durations import Costs, stage_shares
 from chimera_ir.errors import AboveMaxOperations, NoSuchTie, TooLarge, WrongOption
-from chimera_ir.ir.levels import MAX_PIPES, MAX_WORKERS, Header, Quantity, normalized
+from chimera_ir.ir.levels import (
+    MAX_PIPES,
+    MAX_SHARE,
+    MAX_WORKERS,
+    Header,
+    NamedStages,
+    Quantity,
+    normalized,
+    stages_called,
+)
 from chimera_ir.ir.ops import Communicators, Stage, WeightGroup
 from chimera_ir.ir.streams import Level, ProgramStream, ScheduleStream
 from chimera_ir.plural import counted
@@ -33,7 +44,23 @@ class EqualTimes(Enum):
 
 
 Tie = tuple[int | str, ...]
-"""Stages that share parameters, as the user writes them: by number, ``"first"`` or ``"last"``."""
+"""Stages that share parameters, as the user writes them: by number, ``"first"``, ``"last"`` or ``"image[1]"``."""
+
+
+class OfProfile(Enum):
+    """The choice of what stages keep of M_a by the profile: M_a is then what the largest stage keeps."""
+
+    PROFILE = "profile"
+
+
+class Keeping(NamedTuple):
+    """The ``share`` of M_a that stages keep of a micro-batch, as the user writes it.
+
+    ``stages`` is the number of a stage, ``"first"``, ``"last"``, or a half-open range as ``"0..2"``.
+    """
+
+    stages: str
+    share: Fraction
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +69,8 @@ class Request:
 
     Durations come from the ``forecast`` or, without it, from ``costs``. The report compares with the text ``against``;
     without that, with the library's baseline or, after a search, with the order before it. The ``limits`` of a search
-    take the place of those that the text declares. Micro-batches have the weights of the header ``like``, and the same
-    stages are frozen, unless the text itself gives weights or frozen stages.
+    take the place of those that the text declares. Micro-batches have the weights of the header ``like``, the same
+    stages are frozen, and stages keep as much of M_a, unless the text itself, or ``keep``, says otherwise.
     """
 
     source: Source
@@ -61,6 +88,7 @@ class Request:
     like: Header | None = None
     offload: bool = False
     slice_lengths: "tuple[int, ...] | EqualTimes" = ()
+    keep: tuple[Keeping, ...] | OfProfile = ()
 
     @property
     def cost_model(self) -> "Forecast | Costs":
@@ -73,25 +101,32 @@ class Request:
         return self.against is not None or self.search is not None
 
 
-def groups(ties: Iterable[Tie], stages: int) -> tuple[WeightGroup, ...]:
+def groups(ties: Iterable[Tie], stages: int, named: Sequence[NamedStages] = ()) -> tuple[WeightGroup, ...]:
     """The weight groups that the ties make in a scheme of ``stages`` stages, sorted, each once.
+
+    Stages in groups may be called by the names of ``named``.
 
     A tie of the first and the last stage is left out if the scheme has a single stage. Raises `NoSuchTie` if a stage of
     a tie is missing, or a tie has fewer than two.
     """
     across = (tie for tie in ties if not (stages == 1 and {"first", "last"} <= {*tie} <= {"first", "last", 0}))
-    return tuple(sorted({_group(tie, stages) for tie in across}))
+    return tuple(sorted({_group(tie, stages, named) for tie in across}))
 
 
-def _group(tie: Tie, stages: int) -> WeightGroup:
-    names = {"first": 0, "last": stages - 1}
-    numbers = {names[stage] if isinstance(stage, str) else stage for stage in tie}
+def _group(tie: Tie, stages: int, named: Sequence[NamedStages]) -> WeightGroup:
+    called = [stages_called(f"{stage}", stages, named) for stage in tie]
+    numbers = {number for of_word in called for number in of_word}
     text = ",".join(map(str, tie))
-    if max(numbers) >= stages:
-        raise NoSuchTie(text, f"the scheme has the stages 0 to {stages - 1}")
+    if not all(len(of_word) == 1 for of_word in called):
+        raise NoSuchTie(text, f"the scheme has {_known(stages, named)}")
     if len(numbers) < 2:
         raise NoSuchTie(text, "a tie is of two stages or more")
     return tuple(map(Stage, sorted(numbers)))
+
+
+def _known(stages: int, named: Sequence[NamedStages]) -> str:
+    groups = ", ".join(f"{name}[0] to {name}[{stop - start - 1}]" for name, start, stop in named)
+    return f"the stages 0 to {stages - 1}" + (f", which are {groups}" if groups else "")
 
 
 def with_lengths(request: Request, header: Header) -> Header:
@@ -109,6 +144,34 @@ def with_lengths(request: Request, header: Header) -> Header:
         text = ",".join(map(str, lengths))
         raise WrongOption("slice_lengths", f" {text}: these are {count}, and a micro-batch of {header.title} has {cut}")
     return replace(header, lengths=normalized(lengths))
+
+
+def with_shares(request: Request, header: Header) -> Header:
+    """The header with the shares of M_a that stages keep: its own, or those asked for, or those of the model of `like`.
+
+    Raises `WrongOption` for a share of a stage that the header does not have, or that has a share already.
+    """
+    like, stages = request.like, header.stages
+    if isinstance(request.keep, OfProfile):
+        assert request.forecast is not None, "`Options.request` asks for a profile"
+        return replace(header, shares=request.forecast.shares(header))
+    if request.keep:
+        shares = dict[int, Fraction]()
+        for text, share in request.keep:
+            called, given = stages_called(text, stages, header.named), f" {text}={share}"
+            if not called:
+                raise WrongOption("keep", f"{given}: {header.title} has {_known(stages, header.named)}")
+            if twice := [stage for stage in called if stage in shares]:
+                raise WrongOption("keep", f"{given}: the share of stage {header.stage_name(twice[0])} is given twice")
+            shares |= dict.fromkeys(called, share)
+        of_stages = [shares.get(stage, Fraction(1)) for stage in range(stages)]
+        if (common := lcm(*(share.denominator for share in of_stages))) > MAX_SHARE:
+            raise WrongOption("keep", f": the shares have the common denominator {common:,}, more than {MAX_SHARE:,}")
+        return replace(header, shares=tuple(of_stages) if {*of_stages} != {1} else ())
+    if like is None or not like.shares or header.shares:
+        return header
+    cut, size = stage_shares(like.stages, stages), Fraction(stages, like.stages)
+    return replace(header, shares=tuple(sum(like.shares[old] * part for old, part in parts) * size for parts in cut))
 
 
 def parsed(request: Request) -> Scheme | Level:

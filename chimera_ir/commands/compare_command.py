@@ -28,7 +28,7 @@ MARK = "<!DOCTYPE html>\n<!-- written by chimera compare -->\n"
 """The first lines of every page that this command writes; it overwrites no file that begins otherwise."""
 
 AS_IN_COMPILE = (
-    *("costs", "stage_costs", "recompute", "max_operations", "library"),
+    *("costs", "stage_costs", "keep", "recompute", "max_operations", "library"),
     *("profile", "cluster", "copies", "micro_batch_size", "layout", "shard_optimizer"),
 )
 """Names of the options that this command takes over from chimera compile, with the same meaning."""
@@ -37,7 +37,7 @@ AS_IN_COMPILE = (
 @click.command(
     cls=SectionedCommand,
     sections={
-        "Common options": "--set --cost --stage-cost --recompute",
+        "Common options": "--set --cost --stage-cost --keep --recompute",
         "A prediction in seconds": "--profile --cluster --micro-batch-size --copies --layout --shard-optimizer",
         "Output": "--html --json --quiet",
     },

@@ -98,8 +98,8 @@ compiling = all_of(
     cls=SectionedCommand,
     sections={
         "Common options": "--set --out --emit --against --list",
-        "The schedule": "--cost --stage-cost --slice-lengths --recompute --offload --sync --tied --communicators "
-        "--search --memory --seed",
+        "The schedule": "--cost --stage-cost --keep --slice-lengths --recompute --offload --sync --tied "
+        "--communicators --search --memory --seed",
         "A prediction in seconds": "--profile --cluster --micro-batch-size --copies --split --layout --shard-optimizer "
         "--require-fit",
         "Output": "--html --details --json --table --quiet",
@@ -112,6 +112,7 @@ compiling = all_of(
     texts=True,
 )
 @compiling
+@option("keep")
 @click.option(
     "--html",
     type=PAGE,

@@ -22,9 +22,9 @@ from chimera_ir.commands.common import (
 )
 from chimera_ir.cost.durations import COST_LETTERS, SINGLE_LETTERS, Costs
 from chimera_ir.escapes import visible
-from chimera_ir.options import FLAG, MOST, SEARCHED, Declared, Options
+from chimera_ir.options import FLAG, MOST, SEARCHED, STAGE, Declared, Options, keeping
 from chimera_ir.plural import listed
-from chimera_ir.request import MAX_OPERATIONS, EqualTimes
+from chimera_ir.request import MAX_OPERATIONS, EqualTimes, OfProfile
 from chimera_ir.source import Source
 from chimera_runtime.errors import Misuse
 
@@ -88,8 +88,7 @@ def parse_ties(_: click.Context, __: click.Parameter, given: tuple[str, ...]) ->
     ties: list[list[int | str]] = []
     for text in given:
         stages = text.split(",")
-        are_stages = all(stage in ("first", "last") or (stage.isascii() and stage.isdecimal()) for stage in stages)
-        if len(stages) < 2 or not are_stages:
+        if len(stages) < 2 or not all(map(STAGE.fullmatch, stages)):
             raise WrongCommand(f"--tied {text}: write two stages or more, as in --tied first,last or --tied 0,3")
         if any(len(stage) > 18 for stage in stages):
             raise WrongCommand(f"--tied {text[:40]}: a stage has at most 18 digits")
@@ -127,34 +126,58 @@ def tied_by_transformer(source: Path) -> list[list[int | str]]:
 
 
 def _by_kind(
-    option: str, kinds: Sequence[str], example: str, check: Callable[[str, str], object]
+    option: str, kinds: Sequence[str], example: str, check: Callable[[str, str], object], *, groups: bool = False
 ) -> Callable[[click.Context, click.Parameter, tuple[str, ...]], dict[str, str]]:
-    """Makes the callback of an option whose words are KIND=COST; ``check`` raises `ValueError` for a wrong cost."""
+    """Makes the callback of an option whose words are KIND=COST, or with ``groups`` also GROUP.KIND=COST.
+
+    ``check`` raises `ValueError` for a wrong cost.
+    """
 
     def callback(_: click.Context, __: click.Parameter, words: tuple[str, ...]) -> dict[str, str]:
         by_kind: dict[str, str] = {}
         for text in words:
-            kind, equals, value = text.partition("=")
-            if not (equals and kind in kinds):
+            word, equals, value = text.partition("=")
+            group, dot, kind = word.rpartition(".")
+            if not (equals and kind in kinds) or (dot and not (groups and group)):
                 one_of = f"with one of the kinds {', '.join(kinds)}, as in {option} {example}"
                 raise WrongCommand(f"{option} {text}: write KIND=COST {one_of}")
-            if kind in by_kind:
-                raise WrongCommand(f"{option} {kind}: given twice")
+            if word in by_kind:
+                raise WrongCommand(f"{option} {word}: given twice")
             try:
-                check(kind, value)
+                Costs().using_group(group, kind, value) if dot else check(kind, value)
             except ValueError as error:
                 raise WrongCommand(f"{option} {text}: {error}") from error
-            by_kind[kind] = value
+            by_kind[word] = value
         return by_kind
 
     return callback
 
 
+def parse_keep(_: click.Context, __: click.Parameter, words: tuple[str, ...]) -> dict[str, str] | str:
+    """The shares of M_a that stages keep, of a repeatable option ``--keep STAGE=SHARE``, or ``profile``."""
+    by_stages: dict[str, str] = {}
+    if words == (OfProfile.PROFILE.value,):
+        return OfProfile.PROFILE.value
+    for text in words:
+        stages, equals, share = text.partition("=")
+        if not equals:
+            raise WrongCommand(f"--keep {text}: write STAGE=SHARE, as in --keep 0=1/4, or --keep profile alone")
+        if stages in by_stages:
+            raise WrongCommand(f"--keep {stages}: given twice")
+        try:
+            keeping(stages, share)
+        except ValueError as error:
+            raise WrongCommand(f"--keep {text}: {error}") from error
+        by_stages[stages] = share
+    return by_stages
+
+
 # Options of the command line, made from the fields of `Options`.
 
 _PARSE: Mapping[str, Callable[[click.Context, click.Parameter, Any], object]] = {
-    "costs": _by_kind("--cost", COST_LETTERS, "B=2.5", Costs().using),
+    "costs": _by_kind("--cost", COST_LETTERS, "B=2.5", Costs().using, groups=True),
     "stage_costs": _by_kind("--stage-cost", SINGLE_LETTERS, "F=4,4,5,6", Costs().using_stages),
+    "keep": parse_keep,
     "slice_lengths": parse_lengths,
     "tied": parse_ties,
     "split": parse_split,

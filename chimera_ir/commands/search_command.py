@@ -15,7 +15,7 @@ DEFAULT = 15.0
     cls=SectionedCommand,
     sections={
         "Common options": "--seconds --memory --cost --stage-cost --set --emit --out --against",
-        "The schedule": "--recompute --sync --tied --communicators --seed",
+        "The schedule": "--keep --recompute --sync --tied --communicators --seed",
         "A prediction in seconds": "--profile --cluster --micro-batch-size --copies --split --layout --shard-optimizer",
         "Output": "--html --details --json --table --quiet",
     },

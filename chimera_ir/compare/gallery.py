@@ -18,7 +18,7 @@ from chimera_ir.compare.sweep import Refused, Settings, SizeRow, in_short, reaso
 from chimera_ir.comparison import fitting, require_same_size, workers_with_stages
 from chimera_ir.compilation import Compilation
 from chimera_ir.console import printed
-from chimera_ir.cost.durations import decimal, number, percent, seconds
+from chimera_ir.cost.durations import decimal, number, percent, seconds, sharing
 from chimera_ir.cost.report import Report
 from chimera_ir.cost.simulate import Timeline, beginning, steady_window
 from chimera_ir.diagnostics.model import Rejected
@@ -156,7 +156,10 @@ def _fitted(source: Source, fixed: Settings, like: Header, ask: Ask) -> Settings
 
 
 def _compiled(name: str, request: Request, like: Header) -> ScheduleRow:
-    compilation = Compilation(replace(request, costs=request.costs.of_model_in(like.stages)))
+    of_model = replace(like, weights=(), frozen=()) if like.shares else None
+    compilation = Compilation(
+        replace(request, costs=request.costs.on_stages(like).of_model_in(like.stages), keep=(), like=of_model)
+    )
     require_same_size(compilation.schedule.header, like, request.source.name)
     report, prediction, timeline = compilation.report, compilation.prediction, compilation.timeline
     window = steady_window(timeline)
@@ -202,7 +205,8 @@ def heading(gallery: Gallery) -> str:
     kinds = dict.fromkeys(kind for report in reports for kind in report.counts)
     of_these_stages = [report for report in reports if report.stages == header.stages]
     costs = "".join(f"; {report.durations.summary(report.header, kinds)}" for report in of_these_stages[:1])
-    return f"{', '.join(counted(*size) for size in sizes)}{costs}; M_theta and M_a are those of one of these stages"
+    sized = f"{', '.join(counted(*size) for size in sizes)}{costs}{sharing(header)}"
+    return f"{sized}; M_theta and M_a are those of one of these stages"
 
 
 def _table(gallery: Gallery) -> Table:

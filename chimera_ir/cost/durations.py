@@ -162,6 +162,19 @@ IN_FULL = 8
 _NUMBER = re.compile(r"[0-9]{1,18}(\.[0-9]{1,18}|/[0-9]{1,18})?|\.[0-9]{1,18}", re.ASCII)
 
 
+def positive(name: str, text: str, reason: str) -> Fraction:
+    """The exact number that a user wrote; raises `ValueError`, in words for the user, if it is no positive number.
+
+    The words call the number ``name``, and give the ``reason`` why it is not 0.
+    """
+    if not _NUMBER.fullmatch(text) or re.search(r"/0+$", text):
+        raise ValueError(f"{name} is an integer, a decimal or a fraction (2, 0.5, 1/3), not '{text[:40]}'")
+    value = Fraction(text)
+    if value == 0:
+        raise ValueError(f"{name} is greater than 0: {reason}")
+    return value
+
+
 class Durations(Protocol):
     """Durations of operations, and the way in which a report shows them."""
 
@@ -218,12 +231,23 @@ def duration_key(operation: Operation, header: Header) -> DurationKey:
     return (*key, header.weight(operation)) if header.weights else key
 
 
+def of_stages(values: Sequence[Fraction]) -> str:
+    """The numbers of all stages as text: ``[4, 4, 5]``, or ``4 to 5`` if there are many."""
+    many = len(values) > IN_FULL
+    return f"{exact(min(values))} to {exact(max(values))}" if many else f"[{', '.join(map(exact, values))}]"
+
+
 def weighing(header: Header) -> str:
     """Returns the words behind a list of costs that say how much micro-batches weigh; empty if none has a weight."""
     if not header.weights:
         return ""
     least, most = (exact(Fraction(weight)) for weight in (min(header.weights), max(header.weights)))
     return f" for a micro-batch of weight 1; weights {least} to {most}" if least != most else f"; all weigh {most}"
+
+
+def sharing(header: Header) -> str:
+    """Returns the words behind a list of costs that say what stages keep of M_a; empty if every stage keeps 1."""
+    return f"; stages keep {of_stages(header.shares)} M_a" if header.shares else ""
 
 
 class Costs(Mapping[str, Fraction]):
@@ -235,8 +259,9 @@ class Costs(Mapping[str, Fraction]):
 
     ``shares`` has, for kinds whose slices cost unequally, the share of each slice of a micro-batch in the cost.
     ``factors`` has, for kinds whose stages cost unequally, the cost of each stage as a multiple of the mean, which is
-    then the cost of the kind. If ``stages`` is given, the costs are those of the model cut into that many stages, and
-    `durations` converts them to the stages of a schedule.
+    then the cost of the kind. ``groups`` has, by group of stages and kind, the costs of groups with names, until
+    `on_stages` replaces them by ``factors``. If ``stages`` is given, the costs are those of the model cut into that
+    many stages, and `durations` converts them to the stages of a schedule.
 
     Raises `TypeError` if there is no such kind.
     """
@@ -247,12 +272,14 @@ class Costs(Mapping[str, Fraction]):
         user_set: tuple[str, ...] = (),
         shares: Mapping[str, tuple[Fraction, ...]] = MappingProxyType({}),
         factors: Mapping[str, tuple[Fraction, ...]] = MappingProxyType({}),
+        groups: Mapping[tuple[str, str], Fraction] = MappingProxyType({}),
         stages: int | None = None,
         **costs: Fraction,
     ) -> None:
         if unknown := costs.keys() - COSTED.keys():
             raise TypeError(f"no kind of operation is called {', '.join(sorted(unknown))}")
         self.user_set, self.shares, self.factors, self.stages = user_set, shares, factors, stages
+        self.groups = groups
         self._given = costs
         rows = {letter: costs.get(letter, Fraction(kind.cost)) for letter, kind in KINDS.items()}
         joint = sum((rows[kind.letter] for kind in PAIR.kinds), Fraction(0))
@@ -275,13 +302,14 @@ class Costs(Mapping[str, Fraction]):
 
     @property
     def _facts(self) -> tuple[object, ...]:
-        by_part = tuple(self.shares.items()), tuple(self.factors.items())
+        by_part = tuple(self.shares.items()), tuple(self.factors.items()), tuple(self.groups.items())
         return tuple(self._costs.items()), self.user_set, by_part, self.stages
 
     def __repr__(self) -> str:
         costs = (f"{kind}={cost!r}" for kind, cost in self._costs.items())
         shares = f", shares={dict(self.shares)!r}" if self.shares else ""
         factors = f", factors={dict(self.factors)!r}" if self.factors else ""
+        factors += f", groups={dict(self.groups)!r}" if self.groups else ""
         stages = f", stages={self.stages}" if self.stages else ""
         return f"Costs({', '.join(costs)}, user_set={self.user_set!r}{shares}{factors}{stages})"
 
@@ -298,14 +326,7 @@ class Costs(Mapping[str, Fraction]):
         """
         if kind not in COST_LETTERS:
             raise ValueError(f"no kind of operation is called '{kind}': the kinds are {listed(COST_LETTERS)}")
-        if not _NUMBER.fullmatch(text) or re.search(r"/0+$", text):
-            raise ValueError(
-                f"the cost of {kind} is an integer, a decimal or a fraction (2, 0.5, 1/3), not '{text[:40]}'"
-            )
-        value = Fraction(text)
-        if value == 0:
-            raise ValueError(f"the cost of {kind} is greater than 0: an operation that takes no time is no operation")
-        return value
+        return positive(f"the cost of {kind}", text, "an operation that takes no time is no operation")
 
     def using(self, kind: str, text: str) -> "Costs":
         """The costs with that of one kind as a user wrote it, or a list of those of its slices; errors as `parse`.
@@ -340,12 +361,40 @@ class Costs(Mapping[str, Fraction]):
         factors = tuple(cost / mean for cost in by_stage)
         return self._using(kind, mean)._with(factors={**self.factors, kind: factors})
 
+    def using_group(self, group: str, kind: str, text: str) -> "Costs":
+        """The costs with that of one kind on the stages of a group, as a user wrote it; errors as `using_stages`.
+
+        Examples
+        --------
+        >>> Costs().using_group("image", "F", "1/4").groups
+        {('image', 'F'): Fraction(1, 4)}
+        """
+        if kind in COSTED and kind not in KINDS:
+            raise ValueError(f"a {kind} is on two stages: give the costs of {listed(_PARTS)}")
+        return self._with(groups={**self.groups, (group, kind): self.parse(kind, text)})
+
+    def on_stages(self, header: Header) -> "Costs":
+        """The costs with those of groups as costs of stages; raises `WrongOption` for a group that there is not."""
+        costs = self._with(groups={})
+        runs = {group.name: range(group.start, group.stop) for group in header.named}
+        for kind in dict.fromkeys(kind for _, kind in self.groups):
+            by_stage = [self[kind]] * header.stages
+            for group in (group for group, of in self.groups if of == kind):
+                if group not in runs:
+                    known = f"the groups {listed(runs)}" if runs else "no groups of stages with names"
+                    raise WrongOption("costs", f" {group}.{kind}: {header.title} has {known}")
+                for stage in runs[group]:
+                    by_stage[stage] = self.groups[group, kind]
+            costs = costs.using_stages(kind, ",".join(map(str, by_stage)))
+        return costs
+
     def _with(
         self,
         costs: Mapping[str, Fraction] | None = None,
         user_set: tuple[str, ...] | None = None,
         shares: Mapping[str, tuple[Fraction, ...]] | None = None,
         factors: Mapping[str, tuple[Fraction, ...]] | None = None,
+        groups: Mapping[tuple[str, str], Fraction] | None = None,
         stages: int | None = None,
     ) -> "Costs":
         """A copy in which each argument replaces its field; ``stages`` becomes None without one."""
@@ -353,6 +402,7 @@ class Costs(Mapping[str, Fraction]):
             user_set=self.user_set if user_set is None else user_set,
             shares=self.shares if shares is None else shares,
             factors=self.factors if factors is None else factors,
+            groups=self.groups if groups is None else groups,
             stages=stages,
             **(self._given if costs is None else costs),
         )
@@ -373,6 +423,8 @@ class Costs(Mapping[str, Fraction]):
 
         Raises `WrongOption` if lists of costs are for another number of slices or stages than the header has.
         """
+        if self.groups:
+            return self.on_stages(header).durations(header)
         if self.stages is not None:
             return self.recut(self.stages, header.stages).durations(header)
         for kind, shares in self.shares.items():
@@ -405,9 +457,7 @@ class Costs(Mapping[str, Fraction]):
     def _in_words(self, header: Header, kind: str, cost: Fraction) -> str:
         """A cost: ``4 (1, 3)`` where slices cost unequally, ``[4, 4, 5]`` or ``4 to 5`` where stages do."""
         if kind in self.factors:
-            costs = [self[kind] * factor for factor in self.factors[kind]]
-            many = len(costs) > IN_FULL
-            return f"{exact(min(costs))} to {exact(max(costs))}" if many else f"[{', '.join(map(exact, costs))}]"
+            return of_stages([self[kind] * factor for factor in self.factors[kind]])
         shares = self.shares.get(kind, ()) if header.slices > 1 else ()
         return exact(cost) + (f" ({', '.join(exact(self[kind] * share) for share in shares)})" if shares else "")
 

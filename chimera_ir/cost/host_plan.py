@@ -241,7 +241,7 @@ class HostPlan:
     """Plans the moves of a lane to the host and back, for any limit on what the lane keeps (`launches`).
 
     ``ticks`` gives the time of a move, of which ``share`` counts. ``peak`` is the most that the lane keeps if nothing
-    moves. Amounts are in units: a micro-batch has `Header.units` of them.
+    moves. Amounts are in units: M_a has `Header.units_of_m_a` of them.
     """
 
     def __init__(self, header: Header, lane: TimedLane, ticks: Callable[[Compute], Time], share: Fraction) -> None:
@@ -317,7 +317,7 @@ class HostPlan:
         for turn in self._lane.shifts:
             after = turn * self._lane.length
             for place in range(max(0, first + after), min(len(away), self._place(returning) + after)):
-                away[place] += self._header.length(interval.micros)
+                away[place] += self._header.length(interval.micros) * self._header.sizes[interval.part.stage]
 
     def _place(self, transfer: _TimeOnLink) -> int:
         """The place in the lane of the operation before which a transfer is launched: all before it are over."""
@@ -424,13 +424,13 @@ def offload(
         timed = list(_steady_lanes(level, duration))
     declared = next((bound.limits for bound in header.bounds if bound.quantity is Quantity.ACTIVATIONS), None)
     lanes = [
-        moving_lane(header, lane, of_move, int(limit * header.units))
+        moving_lane(header, lane, of_move, int(limit * header.units_of_m_a))
         for lane, limit in zip(timed, declared or (0,) * len(timed), strict=True)
     ]
     if not any(operation.kind.moves for lane in lanes for operation in lane.operations):
         return level
     if declared is None:
-        limits = tuple(Fraction(lane.limit, header.units) for lane in lanes)
+        limits = tuple(Fraction(lane.limit, header.units_of_m_a) for lane in lanes)
         header = replace(header, bounds=(*header.bounds, Bound(Quantity.ACTIVATIONS, limits)))
     if isinstance(level, Schedule):
         return Schedule(header, tuple(lane.operations for lane in lanes))
@@ -447,7 +447,7 @@ def require_movable(schedule: Schedule | ScheduleStream, *, is_program: bool) ->
 
 
 class LaneWithMoves(NamedTuple):
-    """A lane, or the turn of one, with its moves; it keeps at most ``limit`` units (`Header.units` a micro-batch)."""
+    """A lane, or the turn of one, with its moves; it keeps at most ``limit`` of `Header.units_of_m_a`."""
 
     operations: tuple[Operation, ...]
     limit: int

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from chimera_ir.cost.durations import Durations, Unit, decimal, exact, number, percent, weighing
+from chimera_ir.cost.durations import Durations, Unit, decimal, exact, number, percent, sharing, weighing
 from chimera_ir.cost.simulate import (
     Launched,
     Timeline,
@@ -237,6 +237,7 @@ class Report(Figures):
             **({"weights": list(map(number, map(Fraction, self.header.weights)))} if self.header.weights else {}),
             **({"frozen": list(self.header.frozen)} if self.header.frozen else {}),
             **_graph(self.header),
+            **({"keep": list(map(number, self.header.shares))} if self.header.shares else {}),
             **({} if self.without_offload is None else {"without_offload": self.without_offload.as_json()}),
             "asynchronous": self.asynchronous,
             **(ages if self.asynchronous else {}),
@@ -458,7 +459,7 @@ def heading(report: Report) -> Text:
     units = ["one update in the steady state"] if header.asynchronous else []
     if differences := ", ".join(_differences(report)):
         units.append(f"the baseline: {differences}")
-    lines = f"{sizes}; {costs}{weighing(header)}", *(["; ".join(units)] if units else [])
+    lines = f"{sizes}; {costs}{weighing(header)}{sharing(header)}", *(["; ".join(units)] if units else [])
     return Text.assemble((header.scheme, "bold"), f" {parameters}: " if parameters else ": ", "\n".join(lines))
 
 

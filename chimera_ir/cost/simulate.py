@@ -564,9 +564,10 @@ class WorkerBytes(NamedTuple):
 def kept(timeline: Timeline, worker: int, bytes_of: Callable[[int], WorkerBytes] | None = None) -> list[Row]:
     """Lists the changes of what a worker keeps, a row for each: the time, the operation, what is kept from then on.
 
-    Amounts are in micro-batches on a stage, so activations are in M_a; other values have columns of their own, if there
-    are any. What an operation makes counts from its start, what it frees until its end. With ``bytes_of``, the bytes of
-    a worker, each row has a number of bytes as well. Raises `IndexError` if there is no such worker.
+    Activations are in M_a, of which a stage keeps its share; other values are in micro-batches on a stage, and have
+    columns of their own, if there are any. What an operation makes counts from its start, what it frees until its end.
+    With ``bytes_of``, the bytes of a worker, each row has a number of bytes as well. Raises `IndexError` if there is no
+    such worker.
     """
     if worker not in range(workers := len(timeline.lanes)):
         raise IndexError(f"worker {worker!r:.60}: there are the workers 0 to {workers - 1}")
@@ -574,22 +575,22 @@ def kept(timeline: Timeline, worker: int, bytes_of: Callable[[int], WorkerBytes]
     words_of = {_cell(part): line(timed.operation, header) for timed in lane for part in timed.operation.parts}
     changes = sorted(live.timed_changes(header, _steps(header, lane), COLUMN_OF), key=itemgetter(0))
     amounts = dict.fromkeys(["activations", *(COLUMN_OF[unit] for _, _, unit, _ in changes)], 0)
-    parts, in_bytes = header.units, bytes_of(worker) if bytes_of else None
-    size = in_bytes.at_first * parts if in_bytes else None
-    rows = [_row(0.0, "", amounts, parts, size)]
+    in_bytes = bytes_of(worker) if bytes_of else None
+    size = in_bytes.at_first * header.units if in_bytes else None
+    rows = [_row(0.0, "", amounts, header, size)]
     for (tick, words), together in groupby(changes, lambda change: (change[0], words_of[_cell(change[1])])):
         for _, step, unit, amount in together:
-            amounts[COLUMN_OF[unit]] += amount
+            amounts[COLUMN_OF[unit]] += amount * header.size(unit, step.stage)
             if in_bytes and size is not None:
                 size += amount * in_bytes.sizes(step.stage).get(unit, 0)
-        rows.append(_row(float(tick * timeline.tick), words, amounts, parts, size))
+        rows.append(_row(float(tick * timeline.tick), words, amounts, header, size))
     return rows
 
 
-def _row(time: float, words: str, amounts: Mapping[str, int], parts: int, size: int | None) -> Row:
-    """Amounts and the ``size`` in bytes, if any, are multiples of 1 / ``parts``; ``words`` name the operation."""
-    whole = {column: amount / parts for column, amount in amounts.items()}
-    return {"time": time, "operation": words, **whole, **({} if size is None else {"bytes": size / parts})}
+def _row(time: float, words: str, amounts: Mapping[str, int], header: Header, size: int | None) -> Row:
+    """Amounts are in `Header.units_of_m_a`, the ``size`` in bytes, if any, in `Header.units`; ``words`` name a step."""
+    whole = {column: amount / header.units_of_m_a for column, amount in amounts.items()}
+    return {"time": time, "operation": words, **whole, **({} if size is None else {"bytes": size / header.units})}
 
 
 def _cell(step: live.MoveStep) -> tuple[Kind, tuple[Micro, ...], int]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
 from enum import Enum
+from fractions import Fraction
 from importlib import import_module
 from inspect import cleandoc
 from pkgutil import iter_modules
@@ -199,7 +200,7 @@ class _Formatter(string.Formatter):
             return "is" if value in (0, 1) else "are"
         if format_spec == "(and more)":
             return f" (and {value} more)" if value else ""
-        if isinstance(value, int) and re.fullmatch("[a-z][a-z -]+", format_spec):
+        if isinstance(value, int | Fraction) and re.fullmatch("[a-z][a-z -]+", format_spec):
             return counted(value, format_spec)
         return format(value, format_spec)
 

@@ -74,7 +74,7 @@ def _waits(header: Header, lane: Sequence[Operation]) -> MoveWaits:
     moving = next(operation.parts[0] for operation in lane if operation.kind.moves)
     worker = header.worker(moving.micros[0], moving.stage)
     declared = [bound.limits[worker] for bound in header.bounds if bound.quantity is Quantity.ACTIVATIONS]
-    limit = int(min(declared) * header.units) if declared else _MovingLane(header, lane, None).peak
+    limit = int(min(declared) * header.units_of_m_a) if declared else _MovingLane(header, lane, None).peak
     return _MovingLane(header, lane, limit).waits
 
 
@@ -107,8 +107,8 @@ def _shown(header: Header, lane: Sequence[Compute], turn: Turn) -> MoveWaits | N
 class _MovingLane:
     """A walk along a lane: where it waits for its moves (``waits``), and the most activations that it keeps (``peak``).
 
-    With a ``limit``, in `Header.units`, the lane waits for an offload only where it would otherwise keep more; without
-    one, after the next operation that occupies the lane.
+    With a ``limit``, in `Header.units_of_m_a`, the lane waits for an offload only where it would otherwise keep more;
+    without one, after the next operation that occupies the lane.
     """
 
     def __init__(self, header: Header, lane: Sequence[Operation], limit: int | None) -> None:
@@ -146,12 +146,12 @@ class _MovingLane:
 def made_and_freed(header: Header, operation: Operation) -> tuple[int, int]:
     """How much memory an operation adds to the worker when it starts, and how much it frees when it ends.
 
-    Both are in units of which M_a has `Header.units`. An operation that makes one value and frees another, as `I` makes
-    operands and frees activations, only swaps them: it adds nothing and frees nothing.
+    Both are in units of which M_a has `Header.units_of_m_a`. An operation that makes one value and frees another, as
+    `I` makes operands and frees activations, only swaps them: it adds nothing and frees nothing.
     """
     made = freed = 0
     for part in operation.parts:
-        size, kind = header.length(part.micros), part.kind
+        size, kind = header.length(part.micros) * header.sizes[part.stage], part.kind
         added = sum(value.counted in ON_WORKER for value in kind.makes)
         removed = sum(value.counted in ON_WORKER for value in kind.frees)
         made += size * max(0, added - removed)
@@ -186,7 +186,7 @@ def _until_settled(header: Header, turn: Sequence[Compute]) -> list[Compute]:
 
 
 def most_kept(header: Header, lane: Sequence[Operation], limit: int) -> int:
-    """The most activations that a lane keeps, in `Header.units`.
+    """The most activations that a lane keeps, in `Header.units_of_m_a`.
 
     The lane waits for an offload only where it would otherwise keep more than ``limit``. Of a stream, ``lane`` is the
     turn.
@@ -392,7 +392,10 @@ def _maker(kind: Kind, value: Value, place: int) -> int:
 
 
 class Peak(NamedTuple):
-    """The most that a lane keeps at any time, and the first step with which it keeps so much, if any."""
+    """The most that a lane keeps at any time, and the first step with which it keeps so much, if any.
+
+    The ``amount`` is in units of which M_a has `Header.units_of_m_a`.
+    """
 
     amount: int
     at: MoveStep | None
@@ -401,13 +404,14 @@ class Peak(NamedTuple):
 def peaks(level: Schedule | Program, *units: Counted) -> tuple[Peak, ...]:
     """The most that each worker keeps at any time of all that is counted in any of ``units``.
 
-    All stages of the worker are added up. A pair counts as its forward, then its backward, so what both need is there
-    at once. What a move takes away is kept until the lane has waited for the move (`waits_of`).
+    All stages of the worker are added up, each with its share. A pair counts as its forward, then its backward, so what
+    both need is there at once. What a move takes away is kept until the lane has waited for the move (`waits_of`).
     """
     by_lane: list[Peak] = []
     for steps in _steps(level):
         counted = list(changes(level.header, steps, units))
-        amounts = list(accumulate(map(itemgetter(2), counted), initial=0))
+        sized = (amount * level.header.size(unit, step.stage) for step, unit, amount in counted)
+        amounts = list(accumulate(sized, initial=0))
         reached = amounts.index(max(amounts))
         by_lane.append(Peak(amounts[reached], counted[reached - 1][0] if reached else None))
     return tuple(by_lane)
@@ -444,5 +448,5 @@ def between_halves(level: Schedule | Program) -> tuple[Peak, ...]:
 
 
 def whole(header: Header, peaks: Iterable[Peak]) -> tuple[Fraction, ...]:
-    """The amounts of peaks in M_a (section 3.3), so that a whole micro-batch on a stage is 1."""
-    return tuple(Fraction(peak.amount, header.units) for peak in peaks)
+    """The amounts of peaks in M_a (section 3.3), so that a whole micro-batch on a stage whose share is 1 is 1."""
+    return tuple(Fraction(peak.amount, header.units_of_m_a) for peak in peaks)

@@ -82,6 +82,9 @@ They are what forwards keep, and operands, which take the place of activations b
 ON_HOST_UNITS = (Counted.HOST, Counted.HOST_OPERANDS)
 """The units of what has been offloaded to the memory of the host: activations, and operands."""
 
+IN_M_A = frozenset({*ON_WORKER, *ON_HOST_UNITS})
+"""The units that are counted in M_a, of which each stage keeps its share."""
+
 
 class Resource(Enum):
     """The resource that an operation occupies while it runs: the worker's lane, or the worker's link to its host."""

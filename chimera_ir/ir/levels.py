@@ -10,11 +10,14 @@ from math import lcm
 from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
 
 from chimera_ir.ir import ops
+from chimera_ir.ir.blocks import Blocks
 from chimera_ir.ir.kinds import (
     FORWARD_OF_INPUT,
+    IN_M_A,
     INPUT,
     KEPT,
     RECOMPUTATION,
+    Counted,
     Kind,
     Readers,
     Resource,
@@ -162,6 +165,9 @@ def weighed(operation: ops.Operation, loads: Sequence[int | Fraction]) -> int | 
     return total if len(parts) == 1 else Fraction(total, len(parts))
 
 
+MAX_SHARE = 10**6
+"""The largest share of M_a that a stage may keep, and the largest common denominator of the shares of all stages."""
+
 MAX_WORKERS = MAX_STAGES = 1 << 16
 MAX_MICRO_BATCHES = 1 << 20
 
@@ -205,6 +211,29 @@ class Feed(NamedTuple):
     keyword: str = ""
 
 
+def stages_called(text: str, stages: int, named: Sequence[NamedStages] = ()) -> range:
+    """The stages that a user calls ``2``, ``0..2``, ``first``, ``image`` or ``image[1]``, if there are any.
+
+    Examples
+    --------
+    >>> groups = (NamedStages("image", Stage(0), Stage(2)), NamedStages("text", Stage(2), Stage(5)))
+    >>> stages_called("text", 5, groups), stages_called("image[1]", 5, groups), stages_called("3..9", 5, groups)
+    (range(2, 5), range(1, 2), range(0, 0))
+    """
+    group, bracket, place = text.partition("[")
+    runs = {name: range(start, stop) for name, start, stop in named}
+    if group in runs:
+        of_group = runs[group]
+        return of_group[int(place[:-1]) :][:1] if bracket else of_group
+    start, dots, stop = text.partition("..")
+    ends = {"first": 0, "last": stages - 1}
+    if not (start in ends or start.isdecimal()):
+        return range(0)
+    first = ends[start] if start in ends else int(start)
+    end = int(stop) if dots else first + 1
+    return range(first, end) if first < end <= stages else range(0)
+
+
 class Absence(NamedTuple):
     """The micro-batches that a group of stages does not have: no operation of them is on any of its stages."""
 
@@ -241,7 +270,7 @@ class Header:
     that share parameters, ``frozen`` the stages, ascending, whose weights are not trained. ``moves`` says whether any
     operation moves activations between a worker and its host. Micro-batch m weighs ``weights[m % len(weights)]``, or 1
     if there are no weights. ``lengths`` are the relative lengths of the slices; if there are none, all are equally
-    long.
+    long. Stage s keeps ``shares[s]`` of M_a of a micro-batch; if there are no shares, every stage keeps 1.
 
     ``named`` are the groups of stages with names, ascending; of stages without names there are none. ``feeds`` are the
     edges of the graph of stages beside those inside groups, in the order of the text; without any, all stages are one
@@ -269,6 +298,7 @@ class Header:
     named: tuple[NamedStages, ...] = ()
     feeds: tuple[Feed, ...] = ()
     absent: tuple[Absence, ...] = ()
+    shares: tuple[Fraction, ...] = ()
 
     @cached_property
     def kinds(self) -> tuple[Kind, ...]:
@@ -429,6 +459,27 @@ class Header:
     def units(self) -> int:
         """The units of memory in a whole micro-batch: one for each half or slice; with lengths, the sum of lengths."""
         return sum(self.lengths) or self.parts
+
+    @cached_property
+    def units_of_m_a(self) -> int:
+        """The units in M_a, of which there is a whole number in each stage's share of each of the `units`."""
+        return self.units * self._fineness
+
+    @cached_property
+    def _fineness(self) -> int:
+        return lcm(*(share.denominator for share in self.shares))
+
+    @cached_property
+    def sizes(self) -> tuple[int, ...]:
+        """The units of M_a (`units_of_m_a`) that stage s keeps of a unit of a micro-batch, as ``sizes[s]``."""
+        return tuple(int(share * self._fineness) for share in self.shares) or (1,) * self.stages
+
+    def size(self, counted: Counted, stage: Stage) -> int:
+        """The units of M_a in a unit of a micro-batch that ``stage`` keeps of a value.
+
+        What is not counted in M_a, such as stashed inputs, has the size that it has on a stage whose share is 1.
+        """
+        return self.sizes[stage] if counted in IN_M_A else self._fineness
 
     def length(self, micros: Sequence[Micro]) -> int:
         """The units of memory (`units`) of all ``micros`` together, which may be whole, halves or slices."""
@@ -662,6 +713,11 @@ class Program(OneLine):
     def parts(self) -> tuple[LaneParts, ...]:
         """The instructions of every lane sorted by type, for passes that look only for those of some types."""
         return tuple(map(parts_of, self.lanes))
+
+    @cached_property
+    def blocks(self) -> Blocks:
+        """The micro-batches that operations take together."""
+        return Blocks(chain.from_iterable(parts.computes.lines for parts in self.parts))
 
 
 # Gives the operations of plans and schedules the rows that their stages have, and adds recomputations, as the header

@@ -1,7 +1,7 @@
 """The problem of ordering operations: durations, waits with the delays of messages, and what operations keep.
 
 An instance is made of a plan or of a schedule, and of costs. Its operations are numbered. Times are in whole ticks;
-amounts of memory are in units of which a micro-batch has `Header.units`.
+amounts of memory are in units of which M_a has `Header.units_of_m_a`.
 
 F m0 s0     machine 0   1 tick    waits for -                               keeps +1 from its start
 F m0 s1     machine 1   1 tick    waits for F m0 s0, 3 ticks after its end  keeps +1 from its start
@@ -56,7 +56,7 @@ class Machine(NamedTuple):
 
 
 class Store(NamedTuple):
-    """A declared bound: the most that a worker may keep of a quantity, in units as in `Header.units`."""
+    """A declared bound: the most that a worker may keep of a quantity, in `Header.units_of_m_a`."""
 
     worker: Worker
     quantity: Quantity
@@ -268,7 +268,7 @@ def _instance(
     charges = _charges(header, durations)
     tick, duration = ticks(header, durations, 0 if charges is None else _FINEST)
     stores = tuple(
-        Store(Worker(worker), bound.quantity, int(limit * header.units))
+        Store(Worker(worker), bound.quantity, int(limit * header.units_of_m_a))
         for bound in header.bounds
         if bound.quantity in UNITS
         for worker, limit in enumerate(bound.limits)
@@ -374,13 +374,16 @@ def _changes(
     effects: dict[object, tuple[KeepsChange, ...]] = {}
 
     def of_worker(several: tuple[MoveStep, ...], worker: Worker) -> tuple[KeepsChange, ...]:
-        kinds = tuple((type(step), step.kind, len(step.micros), step.micros[0] % header.slices) for step in several)
+        kinds = tuple(
+            (type(step), step.kind, len(step.micros), step.micros[0] % header.slices, header.sizes[step.stage])
+            for step in several
+        )
         key = worker, kinds
         if key not in effects:
             amounts = {quantity: [0, 0] for quantity in quantities}
             for quantity, pair in amounts.items():
                 for step, unit, amount in changes(header, several, UNITS[quantity]):
-                    pair[is_at_end(step, unit, amount)] += amount
+                    pair[is_at_end(step, unit, amount)] += amount * header.size(unit, step.stage)
             effects[key] = tuple(
                 KeepsChange(store_of[worker, quantity], *pair) for quantity, pair in amounts.items() if any(pair)
             )
@@ -649,12 +652,13 @@ def _holdings(instance: OrderInstance) -> Iterator[Holding]:
         for number in range(len(instance.operations)):
             store = store_of[instance.places[instance.machines[number]].worker, quantity]
             for step in instance.steps[number]:
-                total = sum(amount for *_, amount in changes(header, [step], UNITS[quantity]))
+                kept = changes(header, [step], UNITS[quantity])
+                total = sum(amount * header.size(unit, step.stage) for _, unit, amount in kept)
                 for micro in step.micros:
                     events[store, micro, step.stage].append((number, total // len(step.micros)))
-        for (store, micro, _), several in events.items():
+        for (store, micro, stage), several in events.items():
             several.sort(key=lambda event: place[event[0]])
-            size = header.length([micro])
+            size = header.length([micro]) * header.sizes[stage]
             opened = [number for number, amount in several for _ in range(0, amount, size)]
             closed = [number for number, amount in several for _ in range(0, -amount, size)]
             yield from (Holding(store, size, *both) for both in zip(opened, closed, strict=True))

@@ -43,6 +43,7 @@ from chimera_ir.orders.instance import (
 )
 from chimera_ir.orders.timetable import shortest
 from chimera_ir.plural import counted
+from chimera_ir.verify.holdings import in_messages
 from chimera_ir.verify.verify import verify_operations, verify_schedule
 
 if TYPE_CHECKING:
@@ -135,7 +136,7 @@ class OrderGraph:
         return ends and [end - duration for end, duration in zip(ends, self.instance.durations, strict=True)]
 
     def peaks(self, lanes: Lanes) -> list[int]:
-        """The most that each store keeps, in parts of micro-batches, as the workers run these lanes."""
+        """The most that each store keeps, in parts of M_a (``parts`` in `json`), as the workers run these lanes."""
         self._require_complete(lanes)
         if self.instance.header.moves:
             schedule = self._shown(lanes)
@@ -206,7 +207,7 @@ class OrderGraph:
         head = {
             "schedule": instance.header.title,
             "tick": number(self.tick),
-            "parts": instance.header.units,
+            "parts": instance.header.units_of_m_a,
             "workers": instance.header.workers,
             "machines": [{"worker": worker, "resource": resource.value} for worker, resource in instance.places],
             "stores": [
@@ -245,7 +246,7 @@ def graph_of(schedule: Schedule | ScheduleStream, durations: Durations) -> Order
     counted = Quantity.ACTIVATIONS
     if counted in {bound.quantity for bound in header.bounds}:
         return OrderGraph(instance_of(schedule, durations))
-    most = header.micro_batches * header.stages
+    most = header.micro_batches * max(header.stages, ceil(sum(header.shares)))
     header = replace(header, bounds=(*header.bounds, Bound(counted, (most,) * header.workers)))
     instance = instance_of(replace(schedule, header=header), durations)
     return OrderGraph(replace(instance, header=schedule.header), (counted,))
@@ -349,8 +350,8 @@ def _too_tight(instance: OrderInstance, least: Sequence[int]) -> Iterator[Diagno
         ]
         if amounts:
             _, worker, amount = max(amounts, key=lambda excess: excess[0])
-            whole = ceil(Fraction(amount, header.units))
-            yield _TOO_TIGHT[bound.quantity](bound.origin, worker, whole, bound.limits[worker], "")
+            kept = Fraction(amount, header.units_of_m_a)
+            yield _TOO_TIGHT[bound.quantity](bound.origin, worker, in_messages(header, kept), bound.limits[worker], "")
 
 
 def jobs_of(instance: OrderInstance) -> Jobs:

@@ -523,7 +523,7 @@ def _reason(instance: OrderInstance, error: NoOrder, budget: SearchBudget) -> st
     needed: dict[str, Fraction] = {}
     for store, amount in error.needed.items():
         name = instance.stores[store].quantity.value
-        needed[name] = max(needed.get(name, Fraction(0)), Fraction(amount, instance.header.units))
+        needed[name] = max(needed.get(name, Fraction(0)), Fraction(amount, instance.header.units_of_m_a))
     least = listed([f"{name} {exact(amount)}" for name, amount in needed.items()])
     remedy = f"one micro-batch after another needs {least}"
     if error.impossible:

@@ -13,7 +13,7 @@ from chimera_ir.cost.report import Figures
 from chimera_ir.flow import live
 from chimera_ir.ir.kinds import KEPT, ON_HOST_UNITS, ON_WORKER, Counted
 from chimera_ir.ir.levels import Header, Program, Quantity
-from chimera_ir.ir.ops import NOWHERE, Compute, Operation, WaitMove, Worker
+from chimera_ir.ir.ops import NOWHERE, Compute, Operation, Stage, WaitMove, Worker
 from chimera_ir.ir.streams import ProgramStream
 from chimera_ir.ir.text.printer import line
 from chimera_ir.ir.turns import in_turn
@@ -379,7 +379,7 @@ class _ChangeOfRow(NamedTuple):
     """
 
     worker: int
-    stage: int
+    stage: Stage
     number: int
     at_end: bool
     unit: Counted
@@ -412,7 +412,9 @@ def tables_of_memory(
 
     def micro_batches(*units: Counted) -> ChangeTable:
         chosen = [change for change in changes if change.unit in units]
-        return _table(chosen, lambda change: change.micros / header.units)
+        return _table(
+            chosen, lambda change: change.micros * header.size(change.unit, change.stage) / header.units_of_m_a
+        )
 
     activations = micro_batches(*ON_WORKER)
     limits = None if declared is None else [limit if isinstance(limit, int) else float(limit) for limit in declared]

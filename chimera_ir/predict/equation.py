@@ -176,7 +176,7 @@ def _costs(schedule: Schedule, setting: Setting) -> Costs:
     costs = {letter: slowest(kind) for letter, kind in KINDS.items()} | {"I": Fraction(first), "W": Fraction(second)}
     if all(PAIR.letter in setting.timing(stage).times for stage in stages):
         costs[PAIR.letter] = Fraction(max(setting.timing(stage).times[PAIR.letter] for stage in stages))
-    return Costs(user_set=(), shares={}, factors={}, stages=None, **costs)
+    return Costs(user_set=(), shares={}, factors={}, groups={}, stages=None, **costs)
 
 
 def _timings(schedule: Schedule, setting: Setting, *, opening: bool) -> list[tuple[Timing, float]]:

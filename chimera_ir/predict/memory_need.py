@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
+from fractions import Fraction
 from functools import cache
 from math import ceil
 
@@ -17,8 +18,7 @@ from chimera_runtime.program.kept_bytes import MicroBatchBytes, hosted_bytes, ke
 
 # Bounds on the activations of workers, from the bytes that they have free.
 #
-# A search for orders counts activations, not bytes. Each worker may keep as many more micro-batches as its free bytes
-# hold.
+# A search for orders counts activations in M_a, not bytes. Each worker may keep as many more as its free bytes hold.
 
 
 def bounded(schedule: Schedule, setting: Setting, free: Iterable[int]) -> Schedule:
@@ -26,13 +26,18 @@ def bounded(schedule: Schedule, setting: Setting, free: Iterable[int]) -> Schedu
 
     A bound that the schedule declares stays where it is smaller.
     """
-    header, limits = schedule.header, []
+    header, limits = schedule.header, list[Fraction]()
+    shares = header.shares or (Fraction(1),) * header.stages
+    parts = header.units_of_m_a if header.shares else 1  # limits are multiples of 1 / parts
     for worker, (peak, room) in enumerate(zip(whole(header, activations(schedule)), free, strict=True)):
-        most = sum(len(pipe.micros) * pipe.workers.count(worker) for pipe in header.pipes)
-        sizes = [setting.as_cut(stage, header).kept.activations for stage in header.stages_of[worker]]
-        limits.append(max(1, min(most, ceil(peak) + max(0, room) // max(1, max(sizes, default=1)))))
-    declared = header.limits(Quantity.ACTIVATIONS, max(limits, default=1))
-    bound = Bound(Quantity.ACTIVATIONS, tuple(map(min, limits, declared)))
+        held = ((pipe, stage) for pipe in header.pipes for stage, w in enumerate(pipe.workers) if w == worker)
+        most = ceil(sum(len(pipe.micros) * shares[stage] for pipe, stage in held))
+        sizes = [setting.as_cut(s, header).kept.activations / shares[s] for s in header.stages_of[worker]]
+        more = max(0, room) * parts // max(1, max(sizes, default=1))
+        limits.append(max(Fraction(1), min(Fraction(most), Fraction(ceil(peak * parts) + more, parts))))
+    declared = next((bound.limits for bound in header.bounds if bound.quantity is Quantity.ACTIVATIONS), limits)
+    least = map(Fraction, map(min, limits, declared))
+    bound = Bound(Quantity.ACTIVATIONS, tuple(limit.numerator if limit.denominator == 1 else limit for limit in least))
     others = tuple(other for other in header.bounds if other.quantity is not Quantity.ACTIVATIONS)
     return replace(schedule, header=replace(header, bounds=(*others, bound)))
 

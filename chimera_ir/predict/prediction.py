@@ -197,6 +197,16 @@ class Forecast:
             raise WrongOption("slice_lengths", f" equal-times: an item of the profile has {items}, too few for {cut}")
         return setting.equal_times(header.slices, length)
 
+    def shares(self, header: Header) -> tuple[Fraction, ...]:
+        """The shares of M_a that stages keep, if M_a is what the largest one keeps, rounded up to thousandths.
+
+        Empty if all are 1. Raises the errors of `durations`.
+        """
+        setting = self._setting(header)
+        sizes = [max(1, setting.as_cut(stage, header).kept.activations) for stage in range(header.stages)]
+        shares = tuple(Fraction(-(-1000 * size // max(sizes)), 1000) for size in sizes)
+        return shares if {*shares} != {1} else ()
+
     def _setting(self, header: Header) -> Setting:
         if self.sharded_optimizer and header.steps_inside:
             lacks = "no flush, and its stages step inside the schedule, which leaves no place to gather their weights"

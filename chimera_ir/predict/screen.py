@@ -183,7 +183,7 @@ def _memory(summary: Summary, report: Report, prediction: Prediction | None) -> 
     memory, compared = summary.memory, "" if summary.speed.is_baseline else _baseline_memory(summary, report)
     match memory:
         case Copies():
-            return f"{_copies(memory)}{compared} (fits? --profile, --cluster)"
+            return f"{_copies(memory, report)}{compared} (fits? --profile, --cluster)"
         case Bytes():
             needed, available = size(memory.needed), size(memory.available)
             if memory.fits:
@@ -220,10 +220,11 @@ def _baseline_memory(summary: Summary, report: Report) -> str:
             assert_never(summary.baseline_memory)
 
 
-def _copies(memory: Copies) -> str:
+def _copies(memory: Copies, report: Report) -> str:
     copies = "" if memory.weights == memory.stages else f" ({counted(int(memory.weights), 'copy')} in all)"
     weights = f"weights of {counted(memory.stages, 'stage')}{copies}"
-    kept = [f"activations of up to {_forwards(memory.activations)}"] if memory.activations else []
+    most = f"{decimal(memory.activations)} M_a" if report.header.shares else _forwards(memory.activations)
+    kept = [f"activations of up to {most}"] if memory.activations else []
     kept += [f"inputs of up to {_forwards(memory.stashed_inputs)}"] if memory.stashed_inputs else []
     on_host = f", those of {decimal(memory.host)} on its host" if memory.host else ""
     return f"{', '.join([weights, *kept])} on a worker{on_host}"

@@ -46,6 +46,8 @@ def unfit(level: Schedule | ScheduleStream) -> str:
         return "its pipes take half micro-batches, and torch's micro-batches are whole"
     if header.slices > 1:
         return "its micro-batches are cut into slices, and torch's are whole"
+    if header.feeds:
+        return "its stages are no chain, and in torch's schedules each stage feeds the next one"
     if not header.trains:
         return "it has no backwards, and a schedule of torch trains"
     if header.frozen:

@@ -181,14 +181,14 @@ class _Drawn:
         header = self._replay.header
         for worker, lane in enumerate(self._replay.lanes):
             change_at: dict[Counted, Counter[int]] = {unit: Counter() for unit in _KEPT}
-            for time, _, unit, amount in timed_changes(header, self._steps(worker, lane), list(_KEPT)):
-                change_at[unit][self._at(time)] += amount
+            for time, step, unit, amount in timed_changes(header, self._steps(worker, lane), list(_KEPT)):
+                change_at[unit][self._at(time)] += amount * header.size(unit, step.stage)
             for unit, of_unit in change_at.items():
                 amount = 0
                 for at, change in sorted(of_unit.items()):
                     amount += change
                     if change:
-                        value = {_KEPT[unit]: float(Fraction(amount, header.units))}
+                        value = {_KEPT[unit]: float(Fraction(amount, header.units_of_m_a))}
                         yield _event("C", _KEPT[unit], (FIRST_PROCESS + worker, 0), at) | {"args": value}
 
     def _steps(self, worker: int, lane: Iterable[Event]) -> Iterator[tuple[MoveStep, float, float]]:

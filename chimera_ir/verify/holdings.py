@@ -27,8 +27,8 @@ from chimera_ir.verify.versions import copies, stashes
 # Rule "memory": no worker exceeds the bounds that the scheme declares.
 #
 # The units are the paper's (section 3.3). M_a is the activations of one micro-batch on one stage, alive from its
-# forward to its backward. M_theta is the weights of one stage; a worker has them once per stage it holds, however many
-# pipes share them, and once more for every older version that it keeps.
+# forward to its backward; a stage may keep another share of M_a. M_theta is the weights of one stage; a worker has them
+# once per stage it holds, however many pipes share them, and once more for every older version that it keeps.
 
 Needs = Callable[[Program], Mapping[Quantity, Sequence[int]]]
 """A function from a program to the bytes that it needs of each kind of memory, as a number for each worker."""
@@ -87,11 +87,17 @@ def memory_unknown(header: Header) -> Iterator[Diagnostic]:
 def _micros(
     message: type[say.BoundExceeded], schedule: Schedule | Program, bound: Bound, peaks: Sequence[live.Peak]
 ) -> Iterator[Diagnostic]:
-    amounts = live.whole(schedule.header, peaks)
+    header, amounts = schedule.header, live.whole(schedule.header, peaks)
     # A worker that keeps nothing exceeds no limit.
     worker = bound.exceeded([amount or limit for amount, limit in zip(amounts, bound.limits, strict=True)])
     if worker is not None and (at := peaks[worker].at) is not None:
-        yield message(at.origin, worker, ceil(amounts[worker]), bound.limits[worker], line(at, schedule.header))
+        peak = in_messages(header, amounts[worker])
+        yield message(at.origin, worker, peak, bound.limits[worker], line(at, header))
+
+
+def in_messages(header: Header, amount: Fraction) -> int | Fraction:
+    """An amount in M_a as messages have it: rounded up to whole micro-batches, unless stages keep shares of M_a."""
+    return amount if header.shares else ceil(amount)
 
 
 def _weights(

@@ -469,6 +469,8 @@ class CompiledSchedule:
             raise mistakes.schedule_without_flush(scheme=job.name)
         if job.slices > 1:
             raise mistakes.schedule_has_slices(scheme=job.name)
+        if job.feeds:
+            raise mistakes.stages_are_no_chain(scheme=job.name)
         if not dist.is_initialized():
             raise Misuse(mistakes.NO_PROCESS_GROUP)
         of_rank = GivenStages.of(stages, job)

@@ -168,6 +168,10 @@ sharding_needs_a_flush = Misuse.worded(
     "--shard-optimizer: {schedule} has no flush, and its stages step inside the schedule, which leaves no place to "
     "gather their weights; take a scheme with a flush, or leave the option out"
 )
+transformers_are_a_chain = Misuse.worded(
+    "--hf: the layers of a transformer are a chain, and the stages of {schedule} are none; take a scheme without the "
+    "line `feeds`, or write a model file whose build_stage makes the stages of the graph"
+)
 micro_batch_is_not_divisible = Misuse.worded(
     "--micro-batch-size {size}: {schedule} cuts every micro-batch into {parts} halves; choose an even size, as in "
     "--micro-batch-size 2"

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import torch
 
 from tests.e2e.ranks import Job, Outcome, compiled, run_all
 from tests.graphs import Edge, Groups, edges_of, plan
@@ -27,7 +28,7 @@ class Graph(NamedTuple):
         stages = range(sum(self.groups.values()))
         last = {*stages} - {edge.source for edge in edges_of(self.groups, self.feeds)}
         named = {"SOURCES": self.sources, "SINKS": self.sinks, "FROZEN": " ".join(map(str, frozen))}
-        return {**named, "LAST": " ".join(map(str, last)), **further}
+        return {**named, "LAST": " ".join(map(str, sorted(last))), **further}
 
 
 TWO_ENCODERS = Graph(
@@ -86,6 +87,10 @@ def written(
     return compiled(folder, str(path), asked=options)
 
 
+def of_model(graph: Graph) -> Iterator[tuple[str, ...]]:
+    return (tuple(map(str, edge)) for edge in edges_of(graph.groups, graph.feeds))
+
+
 def jobs(folder: Path) -> Iterator[Job]:
     for name, (graph, asked) in VARIANTS.items():
         directory = written(folder, name, graph, 24 if name in LONG else 8, **asked)
@@ -99,17 +104,37 @@ def jobs(folder: Path) -> Iterator[Job]:
         path = written(folder, name, graph, 8, ("--offload", "auto"))
         yield Job(name, path, CHECK, "graphs.py", graph.environment(WIDTH=width))
     for name, graph in GRAPHS.items():
-        directory, losses = written(folder, f"trained {name}", graph, 8), {"LOSSES": "1"} if graph.sinks else {}
+        directory = written(folder, f"trained {name}", graph, 8)
+        losses = {"LOSSES": "1"} if graph.sinks else {}
+        losses["EDGES"] = " ".join("-".join(map(str, filter(None, edge))) for edge in of_model(graph))
         yield Job(f"trained {name}", directory, TRAINED, "graphs.py", graph.environment(**losses))
         yield Job(f"loop {name}", LOOP, (str(directory), name, str(folder / "weights.pt")), model=None)
         rehearsed = ("--rehearse", "F=0.001,B=0.002", "--steps", "2", "--micro-batch-size", "2")
         yield Job(f"rehearsed {name}", directory, rehearsed, "graphs.py", graph.environment())
 
 
+def going_on(folder: Path, name: str) -> Iterator[Job]:
+    """Jobs that train four updates, and two and then two more from a checkpoint."""
+    graph = GRAPHS[name]
+    directory, environment = folder / f"trained_{name.replace(' ', '_').replace('-', '_')}", graph.environment()
+    size, saved = ("--micro-batch-size", "2", "--steps"), str(folder / f"saved {name}")
+    for word, steps, further in (
+        ("whole", "4", ()),
+        ("begun", "2", ("--save", saved)),
+        ("resumed", "4", ("--resume", saved)),
+    ):
+        exported = str(folder / f"{word} {name}.pt")
+        yield Job(f"{word} {name}", directory, (*size, steps, *further, "--export", exported), "graphs.py", environment)
+
+
 @pytest.fixture(scope="module")
-def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
-    folder = tmp_path_factory.mktemp("graphs")
-    return run_all(folder, 4, [*jobs(folder)])
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("graphs")
+
+
+@pytest.fixture(scope="module")
+def ran(folder: Path) -> dict[str, Outcome]:
+    return run_all(folder, 4, [*jobs(folder), *going_on(folder, "heads")])
 
 
 @pytest.mark.parametrize("name", [*VARIANTS, *MOVED, *(f"trained {name}" for name in GRAPHS)])
@@ -126,6 +151,14 @@ def test_a_rehearsal_of_it_ends(ran: dict[str, Outcome], name: str) -> None:
 @pytest.mark.parametrize("name", GRAPHS)
 def test_a_loop_of_ones_own_over_it(ran: dict[str, Outcome], name: str) -> None:
     ran[f"loop {name}"].assert_passed()
+
+
+def test_it_goes_on_from_a_checkpoint_as_if_nothing_had_been(ran: dict[str, Outcome], folder: Path) -> None:
+    for word in ("whole", "begun", "resumed"):
+        ran[f"{word} heads"].assert_passed()
+    whole, resumed = (torch.load(folder / f"{word} heads.pt", weights_only=True) for word in ("whole", "resumed"))
+    assert whole.keys() == resumed.keys()
+    assert all(torch.equal(value, resumed[name]) for name, value in whole.items())
 
 
 def test_each_of_several_losses_is_reported_by_name(ran: dict[str, Outcome]) -> None:

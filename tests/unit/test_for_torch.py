@@ -23,6 +23,7 @@ from chimera_ir.torch_text.csv_reader import program_of
 from chimera_ir.torch_text.csv_writer import cell_text
 from chimera_ir.torch_text.torch_lowering import lowered
 from chimera_ir.verify.verify import verify_program
+from tests.graphs import Edge, plan
 from tests.torch_rows import Reading
 from tests.unit.command import Run
 
@@ -126,6 +127,12 @@ HEADER = "schedule s\nworkers 1\nstages 1\nmicro_batches 2{}\npipe p on 0 micros
 def test_what_torch_lacks_is_refused_with_the_reason(text: str, reason: str) -> None:
     with pytest.raises(NotInTorch, match=reason):
         _ = chimera_ir.compile(Source("s.sir", text)).torch_csv_comms
+
+
+def test_a_graph_of_stages_is_refused() -> None:
+    text = plan({"text": 1, "head": 1, "other": 1}, [Edge(0, 1), Edge(0, 2)], 2)
+    with pytest.raises(NotInTorch, match="its stages are no chain, and in torch's schedules each stage feeds the next"):
+        _ = chimera_ir.compile(Source("s.sir", text)).torch_csv
 
 
 def test_options_that_torch_lacks_are_refused_with_the_reason() -> None:

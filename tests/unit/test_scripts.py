@@ -17,6 +17,7 @@ from chimera_ir.source import Source
 from chimera_ir.verify.findings import Rule
 from chimera_ir.verify.scripts import scripts, worker_scripts
 from chimera_ir.verify.verify import ProvenScripts, verify_scripts
+from tests.graphs import Edge, plan
 from tests.repeatable import part
 from tests.syntax_trees import imported, python
 from tests.test_architecture import PACKAGE
@@ -82,6 +83,13 @@ worker 1:
 """
 """Turns that the workers must begin elsewhere: whole ones would wait for each other."""
 
+GRAPHS = {
+    "encoders.sir": plan({"image": 1, "sound": 1, "text": 2}, [Edge(0, 2), Edge(1, 2, "waves")], 12),
+    "net.sir": plan({"net": 6}, [Edge(0, 5), Edge(1, 4)], 4, [[0, 1, 2, 2, 1, 0]]),
+    "heads.sir": plan({"text": 3, "head": 1, "other": 1}, [Edge(1, 3), Edge(1, 4)], 4),
+}
+"""Plans of graphs, in which stages have several feeds, feed several, or are sources and sinks beside others."""
+
 CASES = [
     ("chimera", {"D": 4, "N": 16}),
     ("chimera_halving", {"D": 2, "N": 4}),
@@ -95,7 +103,7 @@ CASES = [
 
 @cache
 def compilation(name: str, parameters: tuple[tuple[str, int], ...] = ()) -> Compilation:
-    texts = {"fan.chim": FAN, "fan_stream.chim": FAN_STREAM, "elsewhere.sir": ELSEWHERE}
+    texts = {"fan.chim": FAN, "fan_stream.chim": FAN_STREAM, "elsewhere.sir": ELSEWHERE, **GRAPHS}
     source = Source(name, texts[name]) if name in texts else library.source(name)
     return Compilation(Request(source, dict(parameters)))
 
@@ -177,7 +185,9 @@ def rejects(compiled: Compilation, files: dict[str, str]) -> bool:
     return bool(found)
 
 
-@pytest.mark.parametrize(("name", "parameters"), [*CASES, ("fan.chim", {}), ("fan_stream.chim", {})], ids=str)
+@pytest.mark.parametrize(
+    ("name", "parameters"), [*CASES, *((name, {}) for name in ("fan.chim", "fan_stream.chim", *GRAPHS))], ids=str
+)
 def test_every_change_of_a_script_is_rejected(name: str, parameters: dict[str, int]) -> None:
     compiled = case(name, parameters)
     files = dict(compiled.scripts.files)
@@ -191,6 +201,40 @@ def test_every_change_of_a_script_is_rejected(name: str, parameters: dict[str, i
                 different = next((pair for pair in lines if pair[0] != pair[1]), None)
                 pytest.fail(f"{kind} in {script} is not seen: {different}")
     assert kinds == {"dropped", "doubled", "swapped", "number"}
+
+
+@pytest.mark.parametrize(
+    ("name", "script", "old", "new"),
+    [
+        ("encoders.sir", 2, "(*in_s0_s2.take(0), *in_s1_s2.take(0))", "(*in_s1_s2.take(0), *in_s0_s2.take(0))"),
+        ("encoders.sir", 2, "(*in_s0_s2.take(0), *in_s1_s2.take(0))", "in_s0_s2.take(0)"),
+        ("encoders.sir", 2, "stage2.input_gradients(0, 0)", "stage2.input_gradients(0, 1)"),
+        ("encoders.sir", 2, "stage2.input_gradients(0, 0)", "stage2.input_gradients(0)"),
+        ("encoders.sir", 0, "lane.input(0, 0)", "lane.input(0, 1)"),
+        ("encoders.sir", 0, "lane.input(0, 0)", "lane.input(0)"),
+        ("net.sir", 0, "(*in_s4_s5.take(0), *stage0.outputs(0, 5))", "(*stage0.outputs(0, 5), *in_s4_s5.take(0))"),
+        ("net.sir", 0, "stage0.outputs(0, 5)", "stage0.outputs(0, 1)"),
+        ("net.sir", 0, "(*in_s1_s0.take(0), *stage5.input_gradients(0, 0))", "(*in_s1_s0.take(0),)"),
+        ("heads.sir", 1, "stage1.outputs(0, 3)", "stage1.outputs(0, 2)"),
+        ("heads.sir", 3, "lane.target(0, 3)", "lane.target(0, 2)"),
+    ],
+)
+def test_a_script_that_mixes_up_the_edges_of_a_graph_is_rejected(name: str, script: int, old: str, new: str) -> None:
+    compiled = case(name, {})
+    files = dict(compiled.scripts.files)
+    text = files[f"rank_{script}.py"]
+    assert old in text
+    assert rejects(compiled, files | {f"rank_{script}.py": text.replace(old, new, 1)})
+
+
+def test_slots_for_each_stage_that_makes_a_value_are_a_part_of_the_script() -> None:
+    compiled = case("encoders.sir", {})
+    files = dict(compiled.scripts.files)
+    right = '"inputs": [[1, 1, 1, 1], [1, 1, 1, 1]]'
+    assert right in files["program.json"]
+    for wrong in ("[[1, 1, 1, 1], [1, 1, 1]]", "[[1, 1, 1, 1], []]", "[[1, 1, 0, 1], [1, 1, 1, 1]]"):
+        changed = files["program.json"].replace(right, f'"inputs": {wrong}')
+        assert rejects(compiled, files | {"program.json": changed})
 
 
 def test_what_program_json_says_of_links_slots_and_turns_is_a_part_of_the_script() -> None:

@@ -122,6 +122,15 @@ def test_slices_of_unequal_length_keep_what_the_rule_counts(lengths: tuple[int, 
         compare_with_all_orders(instance_of(bounded, costs().durations(bounded.header)), random)
 
 
+@pytest.mark.parametrize(("keep", "limit"), [("1/4 1 2", 3), ("2/3 3/2 1/2", 2), ("1/2 5/3 1", 2)])
+def test_stages_of_unequal_size_keep_what_the_rule_counts(keep: str, limit: int) -> None:
+    options, random = chimera_ir.Options(keep=dict(enumerate(keep.split()))), Random(keep)
+    source = scheme("F(m, s)\nB(m, s)", 2, "stages s in 0..3 on s % 2")
+    made = chimera_ir.compile(source, options=options).schedule
+    bounded = replace(made, header=with_limits(made.header, {Quantity.ACTIVATIONS: limit}))
+    compare_with_all_orders(instance_of(bounded, costs().durations(bounded.header)), random)
+
+
 @pytest.mark.parametrize("name", ["chimera_halving", "chimera_doubling"])
 @pytest.mark.parametrize("limit", [1, 2])
 def test_halves_keep_what_the_rule_counts(name: str, limit: int) -> None:

@@ -67,9 +67,10 @@ class HeaderTwice(Diagnostic, code="CH514"):
 
 BoundTwice = HeaderTwice.worded("BoundTwice", title="the bound on {what} is given twice")
 SyncTwice = HeaderTwice.worded("SyncTwice", title="the synchronisation of stage {what} is given twice")
+ShareTwice = HeaderTwice.worded("ShareTwice", title="what stage {what} keeps is given twice")
 
 
-class NoSuchGroup(Diagnostic, code="CH534"):
+class NoSuchGroup(Diagnostic, code="CH535"):
     meaning = "A group of stages behind `absent` that the line `named` does not have."
     title = "no group of stages is called `{name}`"
     label = "not a group"
@@ -267,6 +268,23 @@ class NumberOutOfRange(Diagnostic, code="CH506"):
     value: str
     first: int
     last: int
+
+
+class ShareOutOfRange(Diagnostic, code="CH534"):
+    meaning = "A share of M_a that no stage can keep."
+    title = "a stage cannot keep {value} M_a of a micro-batch"
+    label = "greater than 0, and at most {last:,}"
+    help = "write a number or a fraction, as in `keep 1/4 0..2`; a stage without a backward keeps nothing: `frozen`"
+    value: str
+    last: int
+
+
+SharesTooFine = ShareOutOfRange.worded(
+    "SharesTooFine",
+    title="the shares that stages keep have the common denominator {value}",
+    label="at most {last:,}",
+    help="round the shares to fewer digits",
+)
 
 
 class LaneTwice(Diagnostic, code="CH507"):

@@ -1,6 +1,7 @@
 """CH406 and on: mistakes in the communication, the synchronisation and the memory of a program."""
 
 from fractions import Fraction
+from math import ceil
 from typing import NamedTuple
 
 from chimera_ir.diagnostics.catalogue.schedule import InLane
@@ -197,11 +198,15 @@ class BoundExceeded(Diagnostic, code="CH413"):
     meaning = "A declared memory bound that does not hold."
     title = "worker {worker} holds the activations of {peak:micro-batch} (M_a), more than the declared {limit}"
     label = "the peak is reached by `{place}`"
-    help = "raise the bound to {peak}, or run backwards earlier"
+    help = "raise the bound to {enough}, or run backwards earlier"
     worker: int
-    peak: int
+    peak: int | Fraction
     limit: int | Fraction
     place: str
+
+    @property
+    def enough(self) -> int:
+        return ceil(self.peak)
 
 
 WeightsExceed = BoundExceeded.worded(
@@ -223,7 +228,7 @@ BytesExceed = WeightsExceed.worded(
 HostExceeds = BoundExceeded.worded(
     "HostExceeds",
     title="worker {worker} keeps {peak:micro-batch} (M_a) in host memory, more than the declared {limit}",
-    help="raise the bound to {peak}, or offload less",
+    help="raise the bound to {enough}, or offload less",
 )
 HostBytesExceed = BytesExceed.worded(
     "HostBytesExceed",
@@ -236,7 +241,7 @@ NoOrderFits = BoundExceeded.worded(
     "NoOrderFits",
     title="no order was found in which worker {worker} keeps the activations of {limit:micro-batch} (M_a)",
     label="where micro-batches run one after another, it keeps {peak:micro-batch}",
-    help="raise the bound to {peak}, or place fewer stages on worker {worker}",
+    help="raise the bound to {enough}, or place fewer stages on worker {worker}",
 )
 NoOrderFitsHost = NoOrderFits.worded(
     "NoOrderFitsHost",

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from difflib import get_close_matches
 from fractions import Fraction
+from math import lcm
 
 from lark import Token
 
@@ -18,6 +19,7 @@ from chimera_ir.ir.kinds import KINDS, Kind
 from chimera_ir.ir.levels import (
     MAX_LENGTH,
     MAX_MICRO_BATCHES,
+    MAX_SHARE,
     MAX_STAGES,
     MAX_WORKERS,
     Absence,
@@ -52,6 +54,7 @@ HEADER_LINES = {
     "named": "named image 0..1 text 1..4",
     "feeds": "feeds s0->s2 as pixels",
     "absent": "absent image 2..3",
+    "keep": "keep 1/4 0..2",
     "tied": "tied s0 s3",
     "weigh": "weigh 2 0..4",
     "pipe": "pipe down on 0 1 2 3 micros 0..4",
@@ -243,6 +246,7 @@ class _HeaderReader:
             weights=self._read_weights(),
             lengths=self._lengths,
             frozen=self._read_frozen(),
+            shares=self._read_shares(),
             named=self._read_named(),
             feeds=tuple(map(self._read_feed, self._lines["FEEDS"])),
         )
@@ -277,7 +281,7 @@ class _HeaderReader:
         return () if len(kinds) == len(listed) else kinds
 
     def _require_nothing_about_updates(self, kinds: Token) -> None:
-        lines = (*self._lines["UPDATES"], *self._lines["SYNC"], *self._lines["FROZEN"])
+        lines = (*self._lines["UPDATES"], *self._lines["SYNC"], *self._lines["FROZEN"], *self._lines["KEEP"])
         words = [(token, token.split()[0]) for token in lines]
         words += [(token, "recompute") for token in self._lines["PIPE"] if "recompute" in token.split()[4:]]
         if words:
@@ -366,6 +370,22 @@ class _HeaderReader:
             if len(micros[name]) != header.slices * len({micro // header.slices for micro in micros[name]}):
                 raise Rejected([say.SlicesLeftOver(span(token), len(micros[name]), header.slices)])
         return (Absence(name, micros[name]) for name in names if name in micros)
+
+    def _read_shares(self) -> tuple[Fraction, ...]:
+        shares: dict[Stage, Fraction] = {}
+        for token in self._lines["KEEP"]:
+            text = token.split()[1]
+            share = Fraction(*integers(token, text))
+            if not 0 < share <= MAX_SHARE:
+                raise Rejected([say.ShareOutOfRange(span(token), text, MAX_SHARE)])
+            for stage in self._read_stages(token, integers(token, token.partition(text)[2])):
+                if stage in shares:
+                    raise Rejected([say.ShareTwice(span(token), f"{stage}")])
+                shares[stage] = share
+            if (common := lcm(*(share.denominator for share in shares.values()))) > MAX_SHARE:
+                raise Rejected([say.SharesTooFine(span(token), f"{common:,}", MAX_SHARE)])
+        everything = range(self._counts["STAGES"] if {*shares.values()} - {1} else 0)
+        return tuple(shares.get(Stage(stage), Fraction(1)) for stage in everything)
 
     def _read_weights(self) -> tuple[int, ...]:
         weights: dict[int, int] = {}

@@ -236,6 +236,8 @@ def _header(level: str, header: Header, *, stream: bool = False) -> Iterator[str
     for source, target, keyword in header.feeds:
         yield f"feeds s{source}->s{target}" + (f" as {keyword}" if keyword else "")
     yield from (f"absent {group} {_runs_text(micros)}" for group, micros in header.absent)
+    for share in sorted({*header.shares} - {1}):
+        yield f"keep {share} {_runs_text(s for s, kept in enumerate(header.shares) if kept == share)}"
     yield from (f"tied {' '.join(f's{stage}' for stage in tie)}" for tie in header.ties)
     for weight in sorted({*header.weights} - {1}):
         yield f"weigh {weight} {_runs_text(m for m, w in enumerate(header.weights) if w == weight)}"

@@ -100,6 +100,7 @@ _MISPLACED: dict[str, type[say.OutOfOrder]] = {"TITLE": say.SecondTitle, "HEADIN
         "NAMED",
         "FEEDS",
         "ABSENT",
+        "KEEP",
         "TIED",
         "PIPE",
     ),

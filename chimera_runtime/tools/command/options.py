@@ -261,6 +261,8 @@ def require_fitting(options: argparse.Namespace, job: Job) -> None:
         raise mistakes.clipping_needs_a_flush(schedule=job.name)
     if options.shard_optimizer and job.period:
         raise mistakes.sharding_needs_a_flush(schedule=job.name)
+    if options.hf and job.feeds:
+        raise mistakes.transformers_are_a_chain(schedule=job.name)
     size = options.micro_batch_size
     if size % job.row_parts:
         raise mistakes.micro_batch_is_not_divisible(size=size, schedule=job.name, parts=job.row_parts)

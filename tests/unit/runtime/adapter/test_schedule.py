@@ -16,6 +16,7 @@ from torch.distributed.pipelining.microbatch import TensorChunkSpec, _Replicate
 import chimera_ir
 from chimera_runtime import CompiledSchedule, Misuse, stages_of, whole
 from chimera_runtime.ranks.world import World
+from tests.graphs import Edge, plan
 from tests.unit.runtime.one_rank import WIDTH, B, N, batch
 
 SLICED = """scheme sliced
@@ -205,6 +206,10 @@ def test_schedules_that_do_not_fit_are_refused(alone: World, tmp_path: Path) -> 
     chimera_ir.compile(tmp_path / "sliced.chim").write(tmp_path / "sliced")
     with pytest.raises(Misuse, match="has slices, whose stages return a carry next to their output"):
         CompiledSchedule(tmp_path / "sliced", {0: layer()})
+    (tmp_path / "graph.sir").write_text(plan({"text": 1, "head": 1, "other": 1}, [Edge(0, 1), Edge(0, 2)], 2))
+    chimera_ir.compile(tmp_path / "graph.sir").write(tmp_path / "graph")
+    with pytest.raises(Misuse, match="are no chain, and in torch's interface each stage feeds the next one"):
+        CompiledSchedule(tmp_path / "graph", {0: layer()})
 
 
 def test_a_check_compares_copies_of_the_modules_in_one_process(make: Callable[..., CompiledSchedule]) -> None:

@@ -20,7 +20,15 @@ from chimera_runtime.program.numbering import Numbering
 from chimera_runtime.ranks.messages import from_host
 from chimera_runtime.stage import engine
 from chimera_runtime.stage.saved_tensors import Footprint, SavedTensors, footprint_of_slices
-from chimera_runtime.stage.stage_output import Auxiliary, LossOutput, SendOutput, SideNumbers, collecting, roots_of
+from chimera_runtime.stage.stage_output import (
+    Auxiliary,
+    LossOutput,
+    SendOutput,
+    SendToSeveral,
+    SideNumbers,
+    collecting,
+    roots_of,
+)
 from chimera_runtime.values.boundary import Boundary
 from chimera_runtime.values.losses import Tally
 from chimera_runtime.values.nested import ONE_TENSOR
@@ -148,6 +156,32 @@ def test_counts_come_back_with_the_gradients() -> None:
     assert received.data_ptr() == gradient.data_ptr()
     assert stage_output.counts(0, (gradient, count)) == (count,)
     assert not SendOutput(0, PAIR).counted
+
+
+@pytest.mark.parametrize("counted", [True, False])
+@pytest.mark.parametrize("readers", [(1, 2), (1, 2, 4)])
+def test_gradients_of_several_readers_are_added_in_their_order(counted: bool, readers: tuple[int, ...]) -> None:
+    both = replace(PAIR, differentiable=(True, True), counted=counted)
+    stage_output = SendToSeveral(0, both, readers=readers)
+    counts = (torch.tensor([3.0]),) if counted else ()
+    messages = [(torch.tensor([0.1]) * 3**r, torch.tensor([1e8 * (-1) ** r]), *counts) for r in readers]
+    received = tuple(tensor for message in messages for tensor in message)
+    before = [tensor.clone() for tensor in received]
+    first, second = messages[0][0] + messages[1][0], messages[0][1] + messages[1][1]
+    for message in messages[2:]:
+        first, second = first + message[0], second + message[1]
+    assert [*map(torch.Tensor.tolist, stage_output.gradients((), received))] == [first.tolist(), second.tolist()]
+    assert all(map(torch.equal, received, before)), "receive buffers stay as they are"
+    assert stage_output.counts(0, received) == (counts or received[-1:])
+
+
+def test_one_of_several_losses_counts_the_micro_batches_and_each_is_reported() -> None:
+    first, last = (replace(loss_output(), name=name, counts_items=name == "head") for name in ("text", "head"))
+    for stage_output in (first, last):
+        stage_output.finish((0,), torch.tensor([3.0]), (torch.tensor([1.0]),))
+        stage_output.finish((1,), torch.tensor([2.0]), (torch.tensor([1.0]),))
+    tally = first.take_loss(0) + last.take_loss(0)
+    assert (tally.mean, tally.report_means) == (5.0, {"text": 2.5, "head": 2.5})
 
 
 @pytest.mark.parametrize("counted", [True, False])

@@ -13,10 +13,13 @@ from chimera_runtime.values.boundary import (
     NO_CARRY,
     Boundary,
     Carry,
+    FeedingBoundary,
     KeywordNames,
     SliceArguments,
     Stack,
     accepted,
+    called,
+    joined_boundary,
     require_unused,
     slice_arguments,
     slice_length,
@@ -52,6 +55,77 @@ def test_a_tensor_without_dimensions_has_room_for_one_micro_batch() -> None:
 
 def test_gradients_come_back_of_the_differentiable_tensors_alone() -> None:
     assert [tuple(t.shape) for t in PAIR.gradient_buffers(CPU, 2)] == [(4, 3)]
+
+
+# Stages that several stages feed.
+
+ONE = Boundary(ONE_TENSOR, ((2, 3),), (torch.float32,), (True,), (True,))
+SLICED = replace(ONE, of_slices=(((2, 3),), ((2, 1),)))
+
+
+def feed(source: int, boundary: Boundary, keyword: str = "", backs: bool = True) -> FeedingBoundary:
+    return FeedingBoundary(source, keyword, boundary, backs)
+
+
+def test_a_joined_boundary_has_the_tensors_of_all_feeds_in_their_order() -> None:
+    before = joined_boundary([feed(2, PAIR), feed(0, ONE, "pixels")])
+    assert before is not None
+    assert before.shapes == (*PAIR.shapes, *ONE.shapes)
+    assert before.dtypes == (torch.float32, torch.int64, torch.float32)
+    assert before.recorded == before.differentiable == (True, False, True)
+    assert before.apart == (PAIR, ONE)
+    (first, second, third), form = taken_apart(((torch.ones(2, 3), torch.ones(2)), torch.zeros(2, 3)))
+    assert form == before.form
+    filled = before.form.filled((first, second, third))
+    assert called(lambda *values, **named: (values, named), before)(filled, start=4) == (
+        (filled[0],),
+        {"pixels": third, "start": 4},
+    )
+
+
+def test_a_single_feed_stays_as_it_is_unless_it_has_a_keyword() -> None:
+    assert joined_boundary([]) is None
+    assert joined_boundary([feed(0, PAIR)]) is PAIR
+    assert PAIR.apart == (PAIR,)
+    before = joined_boundary([feed(0, ONE, "pixels")])
+    assert before is not None
+    assert called(lambda **named: named, before)(before.form.filled([7])) == {"pixels": 7}
+    for plain in (None, PAIR):
+        assert called(len, plain) is len, "a chain is called as ever"
+
+
+def test_joined_shapes_are_those_of_each_slice() -> None:
+    before = joined_boundary([feed(0, SLICED), feed(1, SLICED)])
+    assert before is not None
+    assert before.at(1).shapes == ((2, 1), (2, 1))
+
+
+@pytest.mark.parametrize(
+    ("counted", "backs", "places"),
+    [
+        (False, (True, True), [(2, (0,)), (0, (1,))]),
+        (True, (True, True), [(2, (0, -1)), (0, (1, -1))]),
+        (True, (False, True), [(0, (1, -1))]),
+        (False, (True, False), [(2, (0,))]),
+    ],
+)
+def test_each_feed_that_backs_gets_its_own_gradients_and_the_count(
+    counted: bool, backs: tuple[bool, bool], places: list[tuple[int, tuple[int, ...]]]
+) -> None:
+    pair, one = (replace(boundary, counted=counted) for boundary in (PAIR, ONE))
+    before = joined_boundary([feed(2, pair, backs=backs[0]), feed(0, one, "pixels", backs=backs[1])])
+    assert before is not None
+    assert before.gradient_places() == places
+
+
+def test_a_stage_takes_no_keyword_argument_of_a_batch_by_the_name_of_a_feed() -> None:
+    class Taking(nn.Module):
+        def forward(self, first: Any, second: Any, pixels: Any, mask: Any = None) -> Any:
+            return first, second, pixels, mask
+
+    before = joined_boundary([feed(0, ONE), feed(1, ONE), feed(2, ONE, "pixels")])
+    assert accepted(Taking(), ["second", "pixels", "mask"], before) == ("mask",)
+    assert accepted(Taking(), ["second", "pixels", "mask"]) == ("second", "pixels", "mask")
 
 
 @pytest.mark.parametrize("micros", [1, 2])

@@ -7,7 +7,7 @@ import pytest
 from torch.distributed.run import get_args_parser
 
 from chimera_runtime.errors import Misuse
-from chimera_runtime.program.job import Job
+from chimera_runtime.program.job import Feed, Job
 from chimera_runtime.tools.command.options import parse, require_fitting
 from tests.unit.runtime.thread_ranks import job
 
@@ -193,10 +193,12 @@ def test_clipping_takes_a_norm_and_a_rehearsal_has_neither_gradients_nor_a_loss(
 STREAM = job(period=1, lag=1)
 HALVES = job(parts=2)
 SPLIT = job(kinds=("F", "I", "W"))
+GRAPH = job(feeds=(Feed(0, 1),))
 
 
 def require(program: Job, *words: str) -> None:
-    require_fitting(parse(["--model", "model.py", *words]), program)
+    model = [] if any(word.startswith("--hf") for word in words) else ["--model", "model.py"]
+    require_fitting(parse([*model, *words]), program)
 
 
 @pytest.mark.parametrize(
@@ -204,6 +206,11 @@ def require(program: Job, *words: str) -> None:
     [
         (STREAM, ("--clip-norm=1",), "--clip-norm: two has no flush, .*; take a scheme with a flush, or clip in"),
         (STREAM, ("--shard-optimizer",), "--shard-optimizer: two has no flush, .*, or leave the option out"),
+        (
+            GRAPH,
+            ("--hf=DIR", "--text=FILE"),
+            "--hf: the layers of a transformer are a chain, and the stages of two are",
+        ),
         (HALVES, (), "--micro-batch-size 1: two cuts .* into 2 halves; choose an even size"),
         (HALVES, ("--micro-batch-size=3",), "--micro-batch-size 3: two cuts every micro-batch"),
         (

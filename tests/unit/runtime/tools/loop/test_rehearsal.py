@@ -152,7 +152,10 @@ def test_what_is_sent_and_received_has_the_real_sizes(alone: World, clock: Clock
         )
     assert passed(slept, micros) == passed(real, micros)
     for slots in ("inputs", "gradients"):
-        sizes = [[[t.shape for t in slot] for of_maker in getattr(stage, slots) for slot in of_maker] for stage in (slept, real)]
+        sizes = [
+            [[t.shape for t in slot] for of_maker in getattr(stage, slots) for slot in of_maker]
+            for stage in (slept, real)
+        ]
         assert sizes[0] == sizes[1] != []
 
 

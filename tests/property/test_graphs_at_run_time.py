@@ -1,0 +1,187 @@
+"""Random graphs of stages train on one rank as a walk of the graph in one process does."""
+
+import copy
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.distributed import HashStore
+
+import chimera_ir
+from chimera_runtime import Pipeline
+from tests.graphs import Edge, Groups, edges_of, plan
+from tests.repeatable import examples
+
+MICRO_BATCHES, SIZE, WIDTH = 4, 2, 3
+
+
+class Drawn(NamedTuple):
+    groups: Groups
+    feeds: Sequence[Edge]
+    asked: dict[str, Any]
+
+    @property
+    def edges(self) -> list[Edge]:
+        return edges_of(self.groups, self.feeds)
+
+    @property
+    def stages(self) -> range:
+        return range(sum(self.groups.values()))
+
+    @property
+    def sinks(self) -> list[int]:
+        return sorted({*self.stages} - {edge.source for edge in self.edges})
+
+
+@st.composite
+def graphs(draw: st.DrawFn) -> Drawn:
+    """Graphs of up to six stages, of which some are frozen, split or recomputed; edges go to higher numbers."""
+    groups = {f"g{number}": draw(st.integers(1, 3)) for number in range(draw(st.integers(1, 3)))}
+    feeds: list[tuple[int, int]] = []
+    start = 0
+    for size in groups.values():
+        if start:  # what connects the group with those before it
+            feeds.append((draw(st.integers(0, start - 1)), start + draw(st.integers(0, size - 1))))
+        start += size
+    stages = range(start)
+    inside = {edge[:2] for edge in edges_of(groups, [])}
+    others = [(s, t) for t in stages for s in range(t) if (s, t) not in {*feeds, *inside}]
+    feeds += draw(st.lists(st.sampled_from(others), max_size=3, unique=True)) if others else []
+    keywords = [draw(st.sampled_from(["", f"from_{source}"])) for source, _ in feeds]
+    some = st.sets(st.sampled_from(stages)).map(sorted)
+    asked = {
+        "frozen": draw(some)[: len(stages) - 1],
+        "split": draw(some),
+        "recompute": draw(some),
+        "together": draw(st.sampled_from([1, 1, 2])),
+    }
+    return Drawn(groups, [Edge(*edge, name) for edge, name in zip(feeds, keywords, strict=True)], asked)
+
+
+class Node(nn.Module):
+    def __init__(self, stage: int, is_sink: bool) -> None:
+        super().__init__()
+        self.stage, self.is_sink = stage, is_sink
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, *values: Any, **named: Any) -> Any:
+        total: Any = 0.0
+        for place, value in enumerate((*values, *(named[name] for name in sorted(named))), start=1):
+            main, spare = value if isinstance(value, tuple) else (value, None)
+            total = total + place * main
+            if spare is not None and self.stage % 2:  # others get this tensor, and use it not
+                total = total + spare.sin()
+        y = torch.tanh(self.linear(total))
+        return y if self.is_sink else (y, 2 * y)
+
+
+def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return (output - target).square().mean()
+
+
+def walked(drawn: Drawn, modules: Sequence[nn.Module], x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    outputs: list[Any] = []
+    for stage, module in enumerate(modules):
+        fed = [edge for edge in drawn.edges if edge.target == stage]
+        positional = [outputs[edge.source] for edge in fed if not edge.keyword] if fed else [x]
+        outputs.append(module(*positional, **{edge.keyword: outputs[edge.source] for edge in fed if edge.keyword}))
+    return torch.stack([loss(outputs[sink], y) for sink in drawn.sinks]).sum()
+
+
+@pytest.fixture(scope="module")
+def _alone() -> Iterator[None]:
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("_alone")
+@examples(40)
+@given(drawn=graphs(), seed=st.integers(0, 9))
+def test_a_graph_on_one_rank_trains_as_a_walk_of_it_does(drawn: Drawn, seed: int) -> None:
+    torch.manual_seed(seed)
+    x, y = torch.randn(2, MICRO_BATCHES * SIZE, WIDTH, dtype=torch.float64)
+    made = [Node(stage, stage in drawn.sinks).double() for stage in drawn.stages]
+    for stage in drawn.asked["frozen"]:
+        made[stage].requires_grad_(False)
+    alone = copy.deepcopy(made)
+    text = plan(drawn.groups, drawn.feeds, MICRO_BATCHES, [[0] * len(made)], **drawn.asked)
+    with TemporaryDirectory() as folder:
+        path = Path(folder, "graph.sir")
+        path.write_text(text)
+        chimera_ir.compile(path).write(Path(folder, "out"))
+        with Pipeline(Path(folder, "out"), lambda s, _: made[s], loss, (x[:SIZE], y[:SIZE])) as pipe:
+            outcome = pipe.step((x, y))
+            assert not any(stage._made for stage in pipe._updates.stages.values()), "what is made is taken"
+            total = walked(drawn, alone, x, y)
+            total.backward()
+            assert outcome is not None
+            assert outcome.loss == pytest.approx(total.item(), rel=1e-12)
+            assert float(pipe.evaluate([(x, y)])) == pytest.approx(total.item(), rel=1e-12)
+    for stage, (here, there) in enumerate(zip(made, alone, strict=True)):
+        for mine, theirs in zip(here.parameters(), there.parameters(), strict=True):
+            assert (mine.grad is None) is (theirs.grad is None), stage
+            assert mine.grad is None or torch.allclose(mine.grad, theirs.grad, rtol=1e-10, atol=1e-14), stage
+
+
+PAIRS = """\
+schedule pairs
+workers 1
+stages 4
+micro_batches 2
+named image 0..1 sound 1..2 text 2..4
+feeds s0->s2
+feeds s1->s2 as from_1
+pipe down on 0 0 0 0 micros 0..2
+
+worker 0:
+  F m0 s0
+  F m0 s1
+  F m0 s2
+  F m1 s0
+  F m1 s1
+  F m0 s3
+  F m1 s2 & B m0 s3
+  F m1 s3 & B m0 s2
+  B m1 s3
+  B m0 s0
+  B m0 s1
+  B m1 s2
+  B m1 s0
+  B m1 s1
+"""
+
+
+class Both(Node):
+    """Runs the backward of a pair behind its forward."""
+
+    def forward_and_backward(self, *values: Any, backward: Any, **named: Any) -> Any:
+        result = self(*values, **named)
+        backward()
+        return result
+
+
+@pytest.mark.usefixtures("_alone")
+@pytest.mark.parametrize("kind", [Node, Both])
+def test_pairs_of_stages_that_several_feed(tmp_path: Path, kind: type[Node]) -> None:
+    drawn = Drawn({"image": 1, "sound": 1, "text": 2}, [Edge(0, 2), Edge(1, 2, "from_1")], {})
+    torch.manual_seed(0)
+    x, y = torch.randn(2, 2 * SIZE, WIDTH, dtype=torch.float64)
+    made = [kind(stage, stage == 3).double() for stage in range(4)]
+    alone = copy.deepcopy(made)
+    (tmp_path / "pairs.sir").write_text(PAIRS)
+    chimera_ir.compile(tmp_path / "pairs.sir").write(tmp_path / "out")
+    assert "stage2.pair((1, (*stage0.outputs(1), *stage1.outputs(1)))," in (tmp_path / "out" / "rank_0.py").read_text()
+    with Pipeline(tmp_path / "out", lambda s, _: made[s], loss, (x[:SIZE], y[:SIZE])) as pipe:
+        pipe.step((x, y))
+    walked(drawn, alone, x, y).backward()
+    for here, there in zip(made, alone, strict=True):
+        for mine, theirs in zip(here.parameters(), there.parameters(), strict=True):
+            assert torch.allclose(mine.grad, theirs.grad, rtol=1e-10, atol=1e-14)
