@@ -66,7 +66,7 @@ class LossTotal:
     ``items`` and ``counted`` are those of the micro-batches of which this stage is to count them.
     """
 
-    def __init__(self, judge: Callable[[Any, Any], Loss], counts: Callable[[int], bool]) -> None:
+    def __init__(self, judge: Callable[[Any, Any], Loss], counts: Callable[[int], bool] = lambda _micro: True) -> None:
         self._judge = judge
         self._counts = counts
         self.counted = 0.0
@@ -241,10 +241,10 @@ class Evaluation:
     stages: Mapping[int, Stage]
     size: int
     outputs: Mapping[int, LastOutput]
-    absence: Absence
     varying: VaryingShapes | None = None
     cut_slice: CutSlice | None = None
     reports: SideNumbers | None = None
+    absence: Absence | None = None
 
     def __post_init__(self) -> None:
         context, world, facts = self.context, self.context.world, self.context.facts.evaluation
@@ -252,6 +252,7 @@ class Evaluation:
         self._boundaries = context.probed.boundaries
         self._names = keyword_names(context.probed.traits, self.stages)
         # The lane has its own stages, slots and links; all of them read the sizes of the current round.
+        self._absence = Absence(world.job) if self.absence is None else self.absence
         current = self._current = _CurrentRound(self._boundaries, self._whole)
         slots = {
             (feeding, stage): Slots(rooms, partial(self._boundaries[feeding].buffers, world.device))
@@ -310,10 +311,10 @@ class Evaluation:
 
         present = largest_in_copy(context.world.control_group, inputs_here(job, context.facts, input_of))
         lacking = lacking_stages(job, context.world.place.copy, present)
-        self.absence.by_data = lacking if any(lacking) else ()
+        self._absence.by_data = lacking if any(lacking) else ()
 
     def _has_message(self, route: Route) -> Callable[[Micros], bool]:
-        absence, current, ends = self.absence, self._current, route[:2]
+        absence, current, ends = self._absence, self._current, route[:2]
         if not absence.job.at_times:
             return current.has
         return lambda micros: current.has(micros) and all(absence.has(micros, stage) for stage in ends)
@@ -361,7 +362,7 @@ class Evaluation:
             carries=Carries(number, world.job.slices, probed.traits[number].takes, fixed=False),
             reports=self.reports,
             readers=fed if len(fed := world.job.fed[number]) > 1 else (None,),
-            absence=self.absence if world.job.at_times else None,
+            absence=self._absence if world.job.at_times else None,
         )
 
 
@@ -520,5 +521,5 @@ class Inference:
     def _evaluation(
         self, outputs: Mapping[int, LastOutput], reports: SideNumbers | None = None, absence: Absence | None = None
     ) -> Evaluation:
-        absence = absence or Absence(self.context.world.job)
-        return Evaluation(self.context, self.stages, self.size, outputs, absence, self.varying, self.cut_slice, reports)
+        about = self.varying, self.cut_slice, reports, absence
+        return Evaluation(self.context, self.stages, self.size, outputs, *about)
