@@ -27,6 +27,7 @@ from chimera_runtime.program.rank_facts import Group
 from chimera_runtime.ranks.agreement import Enquiry, ObjectExchange
 from chimera_runtime.ranks.world import join_group
 from chimera_runtime.stage.gradient_sums import agree_on_infinite, gradients_of, scale_down, total_norm
+from chimera_runtime.start.absent_inputs import agree_on_absence
 from chimera_runtime.start.assemble import (
     LoaderMaker,
     RankContext,
@@ -194,6 +195,7 @@ class Pipeline:
         modules, probed, remarks = build_and_probe(
             world, located, model, self._feed, seed=seed, measures=hooks.measures
         )
+        self._feed.keeps = probed.by_source
         self._hooks, self._loads, self.remarks = hooks, 0, tuple[str, ...]()
         self._add_remarks(remarks)
         script, source = compiled.script(place.worker), self._feed if hooks.loads else None
@@ -309,6 +311,7 @@ class Pipeline:
             self._feed.put_micro_batches(update, micro_batches)
         if self._varying is not None:
             self._varying.check(update)  # refuses too large a mini-batch while gradients are as they were
+        self._agree_on_absence(update)
         self._updates.prepare(accumulate, scaler)
         self._world.control_group.refusals.note_sending()
         # Run the script. Forwards seed the random generators; afterwards those of the loop are restored.
@@ -320,6 +323,11 @@ class Pipeline:
         except PeerLost:
             self._outcomes.explain()  # the lost rank may have stopped because it saw that ranks differ
             raise
+
+    def _agree_on_absence(self, update: int) -> None:
+        if self._context.absence is not None:
+            with self._located.for_loader():
+                agree_on_absence(self._context, update)
 
     def ask_to_stop(self) -> None:
         """Tells all ranks, with the next loss, to stop: `Outcome.is_last`. Any thread or signal handler may call it."""

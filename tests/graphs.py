@@ -1,6 +1,7 @@
 """Plans for models that are no chain: groups of stages with names, and edges between them."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 Groups = Mapping[str, int]
@@ -46,9 +47,11 @@ def operations(
     frozen: Sequence[int] = (),
     slices: int = 1,
     together: Sequence[int] = (),
+    lacks: Callable[[int, int], bool] = lambda _micro, _stage: False,
 ) -> dict[Operation, list[Operation]]:
     """The operations, each with those that it waits for; micro-batches are counted in ``slices``. An operation of a
-    stage has so many micro-batches ``together``, by default one, and its number is that of the first.
+    stage has so many micro-batches ``together``, by default one, and its number is that of the first. ``lacks`` says
+    which stages have none for a micro-batch.
     """
     backing = set[int]()
     for stage in range(stages):
@@ -78,7 +81,11 @@ def operations(
             waits[letter, micro, stage] = [("F", micro, stage), *after, *feeds]
             if stage in split and stage not in frozen:
                 waits["W", micro, stage] = [(letter, micro, stage)]
-    return waits
+    return {
+        operation: [other for other in before if not lacks(*other[1:])]
+        for operation, before in waits.items()
+        if not lacks(*operation[1:])
+    }
 
 
 def clocks(
@@ -113,16 +120,23 @@ def plan(
     together: int | Sequence[int] = 1,
     lengths: Sequence[int] = (1,),
     tied: Sequence[int] = (),
+    absent: Mapping[str, Sequence[int]] = MappingProxyType({}),
     name: str = "graph",
 ) -> str:
     """The text of a plan. ``on`` has for each pipe the worker of each stage, by default one pipe with a worker for each
     stage. An operation has so many micro-batches ``together``, or of stage s ``together[s]``; the largest blocks take
-    the pipes in turn. In one pipe a micro-batch may be cut into slices of relative ``lengths``.
+    the pipes in turn. In one pipe a micro-batch may be cut into slices of relative ``lengths``. Groups have no part in
+    those of the largest blocks that they are ``absent`` from.
     """
     stages, slices = sum(groups.values()), len(lengths)
     sizes = (together,) * stages if isinstance(together, int) else together
     on = [range(stages)] if on is None else on
-    options = {"split": split, "frozen": frozen, "slices": slices, "together": sizes}
+    group_of, size = [group for group, size in groups.items() for _ in range(size)], max(sizes) * slices
+
+    def lacks(micro: int, stage: int) -> bool:
+        return micro // size in absent.get(group_of[stage], ())
+
+    options = {"split": split, "frozen": frozen, "slices": slices, "together": sizes, "lacks": lacks}
     waits = operations(stages, edges_of(groups, feeds), micro_batches * slices, **options)
 
     def worker_of(operation: Operation) -> int:
@@ -142,10 +156,11 @@ def plan(
         yield named(groups)
         for source, target, keyword in feeds:
             yield f"feeds s{source}->s{target}" + (f" as {keyword}" if keyword else "")
+        for group, numbers in absent.items():
+            yield f"absent {group} {' '.join(f'{size * number}..{size * (number + 1)}' for number in numbers)}"
         if tied:
             yield f"tied {' '.join(f's{stage}' for stage in tied)}"
         for number, workers in enumerate(on):
-            size = max(sizes) * slices
             starts = range(number * size, micro_batches * slices, len(on) * size)
             micros = " ".join(f"{start}..{start + size}" for start in starts)
             again = f" recompute {' '.join(f'{stage}..{stage + 1}' for stage in recompute)}" if recompute else ""

@@ -31,6 +31,7 @@ from chimera_runtime.stage.module_state import ModuleSnapshot, equal
 from chimera_runtime.stage.stage import Stage
 from chimera_runtime.stage.stage_output import collecting
 from chimera_runtime.start import assemble as build
+from chimera_runtime.start.absent_inputs import agree_on_absence
 from chimera_runtime.start.assemble import RankContext, components_of, lane_of, run_stream
 from chimera_runtime.values.last_stage import alone, judge_in
 from chimera_runtime.values.losses import added
@@ -198,8 +199,10 @@ class Checked:
             run_stream(context, lane, updates)
         else:
             for update in range(updates):
+                agree_on_absence(context, update)
                 lane.begin(update)
                 context.script.update(lane)
+                lane.end()
                 for optimizer in watched:
                     optimizer.gather()
         optimizers = dict(zip(by_group(self.modules, context.ties), watched, strict=True))
@@ -319,6 +322,8 @@ def reference_for(context: RankContext, model: Model, micro_batch_size: int, **c
         with_loss=lambda module, name: model.of_sink(name).with_loss(module, copied=True),
         feeds=job.feeds,
         names=[job.end_name(stage) for stage in range(job.stages)],
+        lacking={stage: {micro // job.slices for micro in micros} for stage, micros in job.lacking.items()},
+        cycle=job.cycle // job.passes,
         alone=alone,
         judge_in=judge_in,
         slices=job.slices,

@@ -11,7 +11,7 @@ import itertools
 import math
 import random
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -186,6 +186,9 @@ class Reference:
 
     ``feeds`` are the edges of the graph of stages, each with the keyword of its argument, if it has one, in the order
     of arguments; without any, each stage feeds the next one. ``names`` has the name of the group of each stage.
+    ``lacking`` has for a stage the micro-batches that the program leaves out there, or their parts if these are not
+    slices, which repeat after ``cycle`` updates. The data leave out a stage whose entry of the inputs is None, and with
+    it its group, and groups that only such groups feed.
     """
 
     model: Any
@@ -207,6 +210,8 @@ class Reference:
     lengths: tuple[int, ...] = ()
     feeds: Sequence[tuple[int, int, str]] = ()
     names: Sequence[str] = ()
+    lacking: Mapping[int, Collection[int]] = field(default_factory=dict)
+    cycle: int = 1
 
     @property
     def passes(self) -> int:
@@ -235,7 +240,10 @@ class Reference:
             outputs: dict[int, Any] = {}
             pairs: list[tuple[Any, Any]] = []  # a loss and its count, for each stage that feeds no other
             with self.listening() as auxiliary:
+                absent = self._absent(update, micro, inputs)
                 for s, module in enumerate(map(self.alone, built)):
+                    if s in absent and len(built) == self.stages:
+                        continue
                     seed_all(seed_of("forward", self.seed, update, copy, micro, s))
                     arguments, by_name = self._arguments(s, outputs, inputs, is_whole=len(built) < self.stages)
                     carry, start = carries.get(s, (None, 0))
@@ -243,7 +251,7 @@ class Reference:
                     outputs[s], left = _called(module, arguments, by_name, named, carry, start)
                     carries[s] = left, end
                     note(micro, s, outputs[s])
-                for s in self._sinks():
+                for s in (s for s in self._sinks() if s not in absent):
                     loss = self._judged(built, s, outputs, target)
                     pairs.append((*loss,) if isinstance(loss, (tuple, list)) else (loss, 1))
             total, count = sum(value for value, _ in pairs), pairs[-1][1]
@@ -257,6 +265,20 @@ class Reference:
         if roots:
             torch.autograd.backward([root / divisor for root in roots])
         return losses
+
+    def _absent(self, update: int, micro: int, inputs: Any) -> set[int]:
+        number = (update % self.cycle * self.passes + micro) // self.slices
+        left_out = {stage for stage, micros in self.lacking.items() if number in micros}
+        absent = set[int]()
+        edges, fed = self._edges(), {target for _, target, _ in self._edges()}
+        sources = [stage for stage in range(self.stages) if stage not in fed]
+        for name in dict.fromkeys(self.names) if len(sources) > 1 else ():
+            group = [stage for stage in range(self.stages) if self.names[stage] == name]
+            given = [self._part(inputs, stage, sources) for stage in group if stage in sources]
+            feeding = [source for source, target, _ in edges if target in group and source not in group]
+            if any(part is None for part in given) or (not given and absent.issuperset(feeding)):
+                absent.update(group)
+        return absent | left_out
 
     def _edges(self) -> Sequence[tuple[int, int, str]]:
         return self.feeds or [(stage, stage + 1, "") for stage in range(self.stages - 1)]
@@ -275,15 +297,15 @@ class Reference:
             return [inputs], {}
         edges = self._edges()
         fed = {target for _, target, _ in edges}
-        feeds = [(outputs[source], keyword) for source, target, keyword in edges if target == stage]
+        feeds = [(outputs.get(source), keyword) for source, target, keyword in edges if target == stage]
         if stage not in fed:
             return [self._part(inputs, stage, [s for s in range(self.stages) if s not in fed])], {}
         return [value for value, name in feeds if not name], {name: value for value, name in feeds if name}
 
     def _part(self, value: Any, stage: int, ends: Sequence[int]) -> Any:
         """The entry for a stage if a value is a dict with one for each of several ``ends``, by name; else the whole."""
-        if len(ends) > 1 and isinstance(value, dict) and {*value} == {self.names[end] for end in ends}:
-            return value[self.names[stage]]
+        if len(ends) > 1 and isinstance(value, dict) and {*value} <= {self.names[end] for end in ends}:
+            return value.get(self.names[stage])
         return value
 
     def _judged(self, built: Sequence[torch.nn.Module], stage: int, outputs: Mapping[int, Any], target: Any) -> Any:

@@ -102,7 +102,8 @@ class Feed(MicroBatchSource):
     """Keeps the mini-batches of this copy that are in use, by their update, and cuts micro-batches from them.
 
     ``size`` is B. ``names`` are those of keyword arguments, None until the start has found which names the stages take.
-    ``require_input`` is called with the number and the inputs of each micro-batch that a function makes.
+    ``require_input`` is called with the number and the inputs of each micro-batch that a function makes. If it
+    ``keeps`` what a function makes, the function is called once for each micro-batch, however often that is read.
     """
 
     job: Job
@@ -116,6 +117,8 @@ class Feed(MicroBatchSource):
     _tensors: dict[int, Tensors] = field(default_factory=dict)
     _versions: dict[int, list[int]] = field(default_factory=dict)
     _cut: dict[int, dict[int, Sequence[Any]]] = field(default_factory=dict)  # by update and component, cut once
+    keeps: bool = False
+    _kept: dict[int, dict[int, Triple]] = field(default_factory=dict)  # by update and micro-batch
     _checked: tuple[Any, Triple] | None = None
     _has_looked: bool = False  # for borders in a mini-batch
 
@@ -128,6 +131,7 @@ class Feed(MicroBatchSource):
         self._facts.pop(update, None)
         self._tensors.pop(update, None)
         self._cut[update] = {}
+        self._kept.pop(update, None)
         if isinstance(batch, MiniBatch):
             batch.require_whole()
             self._facts[update] = {POSITION: position(batch.position)}
@@ -181,6 +185,7 @@ class Feed(MicroBatchSource):
                 inputs, target, keywords = as_triple(pair, name, self.names if len(pair) == 3 else None)
                 self._require_rows((_unless_empty(inputs), _unless_empty(target), keywords), name)
         self._facts.pop(update, None)
+        self._kept.pop(update, None)
         self._pairs[update] = pairs.__getitem__
         self._tensors[update] = taken_apart([*listed])[0]
 
@@ -194,6 +199,7 @@ class Feed(MicroBatchSource):
         del self._pairs[update]
         self._tensors.pop(update, None)
         self._cut.pop(update, None)
+        self._kept.pop(update, None)
         self._checked = None
 
     def note_versions(self) -> None:
@@ -249,6 +255,8 @@ class Feed(MicroBatchSource):
         key = update, load, micro
         if self._checked is not None and self._checked[0] == key:
             return self._checked[1]
+        if micro in self._kept.get(update, ()):
+            return self._kept[update][micro]
         with _LOADING:
             loaded = load(micro)
         triple = as_triple(loaded, f"micro-batch {micro}", self.names)
@@ -258,6 +266,8 @@ class Feed(MicroBatchSource):
         if micro == update % self.job.micro_batches and update not in self._facts:
             self._note_facts(update, triple)
         self._checked = key, triple
+        if self.keeps:
+            self._kept.setdefault(update, {})[micro] = triple
         return triple
 
     @property

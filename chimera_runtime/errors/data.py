@@ -312,3 +312,24 @@ WORKER_HANGS_NOTE = (
     "data workers or a longer timeout."
 )
 worker_hangs = worded("no data worker has handed over a mini-batch for {seconds:g} s")
+
+# Micro-batches without an input for some of the stages that get one.
+
+input_is_missing = Misuse.worded(
+    "micro-batch {micro} of update {update} has no input for {name} here: give one, or on all ranks none, where the "
+    "inputs of the example are a dict by source"
+)
+micro_batch_has_no_input = Misuse.worded(
+    "micro-batch {micro} of copy {copy} has no input for any of {names:and}: give one for at least one of them"
+)
+output_would_be_unread = Misuse.worded(
+    "micro-batch {micro} of copy {copy} has no input for {names:and}, so that nothing reads the output of {stage}: "
+    "give an input for these, or none for what feeds {stage}"
+)
+block_lacks_a_stage = Misuse.worded(
+    "micro-batch {micro} of copy {copy} has no input for {names:and}, and {stage} has operations over several "
+    "micro-batches, which {scheme} cannot run in part: use a program with an operation for each micro-batch"
+)
+example_lacks_inputs = Misuse.worded(
+    "no micro-batch of the example has an input for each of {names:and}: all stages are tried with one at start"
+)

@@ -21,15 +21,17 @@ from chimera_runtime.errors import stage as mistakes
 from chimera_runtime.lane.lane import Incoming, Lane, LaneComponents, Outgoing
 from chimera_runtime.lane.profiler_ranges import ranged, ranges_on
 from chimera_runtime.lane.stream_lane import StreamLink
+from chimera_runtime.program.absence import Absence
 from chimera_runtime.program.job import Job
 from chimera_runtime.program.numbering import Micros, numbers_of
 from chimera_runtime.program.rank_facts import Route
-from chimera_runtime.ranks.agreement import ObjectExchange, added_over_all, gathered
+from chimera_runtime.ranks.agreement import ObjectExchange, added_over_all, gathered, largest_in_copy
 from chimera_runtime.ranks.messages import Peer
 from chimera_runtime.stage.carries import Carries
 from chimera_runtime.stage.module_state import unchanged
 from chimera_runtime.stage.stage import Stage
-from chimera_runtime.stage.stage_output import Auxiliary, SideNumbers, collecting
+from chimera_runtime.stage.stage_output import Auxiliary, SideNumbers, StageInput, collecting
+from chimera_runtime.start.absent_inputs import inputs_here, lacking_stages
 from chimera_runtime.start.assemble import RankContext
 from chimera_runtime.start.probe import FirstInputs, VaryingShapes
 from chimera_runtime.values.boundary import Boundary, Keywords, called, cut, keyword_names, slice_length
@@ -59,21 +61,29 @@ LastOutput = Callable[[int, int, Any, Any], None]
 
 
 class LossTotal:
-    """Output of the last stage that adds up its losses; a mean is weighted by the items of its micro-batch."""
+    """Output of the last stage that adds up its losses; a mean is weighted by the items of its micro-batch.
 
-    def __init__(self, judge: Callable[[Any, Any], Loss]) -> None:
+    ``items`` and ``counted`` are those of the micro-batches of which this stage is to count them.
+    """
+
+    def __init__(self, judge: Callable[[Any, Any], Loss], counts: Callable[[int], bool] = lambda _micro: True) -> None:
         self._judge = judge
+        self._counts = counts
+        self.counted = 0.0
         self.total = torch.zeros((), dtype=torch.float64)
         self.items = 0
         self.count = 0.0
 
-    def __call__(self, _micro: int, items: int, returned: Any, target: Any) -> None:
+    def __call__(self, micro: int, items: int, returned: Any, target: Any) -> None:
         """Adds the loss of a micro-batch."""
         loss, count = as_pair(self._judge(returned, target))
         total = loss.reshape(()).double()
         self.total = self.total.to(loss.device) + (total * items if count is None else total)
-        self.items += items
-        self.count += items if count is None else count.item()
+        count_of_loss = items if count is None else count.item()
+        self.count += count_of_loss
+        if self._counts(micro):
+            self.items += items
+            self.counted += count_of_loss
 
 
 class OutputStore:
@@ -138,26 +148,31 @@ class EvaluationStage:
     carries: Carries
     reports: SideNumbers | None
     readers: tuple[int | None, ...] = (None,)
+    absence: Absence | None = None
     _outputs: dict[tuple[int, int | None], Tensors] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.forward_of_module = called(self.module, self.before)
+        self._input = StageInput(self.number, self.before, absence=self.absence)
 
     def forward(self, micros: Micros, inputs: Any, targets: Any = None) -> None:
         """Runs the stage on a micro-batch, or on several one after the other; arguments as of `Stage.forward`."""
-        if not self.current.has(micros):
+        if not self._has(micros):
             return
         arguments = [(micros, inputs, targets)] if isinstance(micros, int) else self._split(micros, inputs, targets)
         for micro, *values in arguments:
-            if self.current.has(micro):
+            if self._has(micro):
                 outputs = self._run(micro, *values)
                 if self.output is None:
                     self._outputs.update(((micro, reader), outputs) for reader in self.readers)
 
     def outputs(self, micros: Micros, reader: int | None = None) -> Tensors:
         """Returns the outputs of forwards and forgets them; an empty tuple if the micro-batches have no items."""
-        made = [self._outputs.pop((micro, reader)) for micro in numbers_of(micros) if self.current.has(micro)]
+        made = [self._outputs.pop((micro, reader)) for micro in numbers_of(micros) if self._has(micro)]
         return join(made) if len(made) > 1 else made[0] if made else ()
+
+    def _has(self, micros: Micros) -> bool:
+        return self.current.has(micros) and (self.absence is None or self.absence.has(micros, self.number))
 
     def _split(self, micros: tuple[int, ...], inputs: Any, targets: Any) -> Iterator[tuple[int, Any, Any]]:
         """Yields number, inputs and target of each micro-batch; inputs from a message are cut along dimension 0."""
@@ -168,7 +183,8 @@ class EvaluationStage:
             yield micro, shares, None if targets is None else targets[number]
 
     def _run(self, micro: int, inputs: Any, target: Any) -> Tensors:
-        argument = inputs if self.before is None else self.before.form.filled(inputs)
+        before = self._input.at(micro)
+        argument = inputs if before is None else before.form.filled(inputs)
         carry, takes = self.carries.take(micro), self.carries.takes
         keywords = {**self.load_keywords(micro), **carry.arguments(takes, carry.tensors)}
         auxiliary = Auxiliary(takes=False)
@@ -219,8 +235,8 @@ class Evaluation:
 
     Rounds follow each other without a barrier, so the pipelines stay full from the first round to the last. ``stages``
     are those with which the rank trains, ``size`` the items of a micro-batch in training. ``outputs`` receive what the
-    stages return that feed no other, by their number, ``reports`` what stages and losses report. ``varying`` fits the
-    stages to smaller shapes.
+    stages return that feed no other, by their number, ``reports`` what stages and losses report. ``absence`` has the
+    stages that micro-batches of the round lack. ``varying`` fits the stages to smaller shapes.
     """
 
     context: RankContext
@@ -230,6 +246,7 @@ class Evaluation:
     varying: VaryingShapes | None = None
     cut_slice: CutSlice | None = None
     reports: SideNumbers | None = None
+    absence: Absence | None = None
 
     def __post_init__(self) -> None:
         context, world, facts = self.context, self.context.world, self.context.facts.evaluation
@@ -237,6 +254,7 @@ class Evaluation:
         self._boundaries = context.probed.boundaries
         self._names = keyword_names(context.probed.traits, self.stages)
         # The lane has its own stages, slots and links; all of them read the sizes of the current round.
+        self._absence = Absence(world.job) if self.absence is None else self.absence
         current = self._current = _CurrentRound(self._boundaries, self._whole)
         slots = {
             (feeding, stage): Slots(rooms, partial(self._boundaries[feeding].buffers, world.device))
@@ -257,8 +275,8 @@ class Evaluation:
         )
         if context.ranges:
             parts = ranged(parts, ranges_on(world.device), world.job.slices)
-        receiving = {route: StreamLink(link, current.has) for route, link in parts.incoming.items()}
-        sending = {route: StreamLink(link, current.has) for route, link in parts.outgoing.items()}
+        receiving = {route: StreamLink(link, self._has_message(route)) for route, link in parts.incoming.items()}
+        sending = {route: StreamLink(link, self._has_message(route)) for route, link in parts.outgoing.items()}
         self._lane = Lane(parts._replace(incoming=receiving, outgoing=sending))
 
     def evaluation_batches(self, batch: Any) -> Iterator[EvaluationBatch]:
@@ -277,10 +295,31 @@ class Evaluation:
     def run(self, micro_batches: EvaluationBatch) -> None:
         """Runs the forwards of a round."""
         self._current.round = micro_batches
+        self._agree_on_absence(micro_batches)
         if self.varying is not None:
             self._current.boundaries = self.varying.boundaries(self._first_inputs(micro_batches))
         with evaluating([stage.newest().module for stage in self.stages.values()]):
             self.context.script.evaluate(self._lane)
+
+    def _agree_on_absence(self, micro_batches: EvaluationBatch) -> None:
+        """Finds out, with the other ranks of the copy, which stages the micro-batches of a round lack."""
+        context, job = self.context, self.context.world.job
+        if not (job.may_lack_input and context.probed.by_source):
+            return
+
+        def input_of(micro: int) -> Any:  # of a micro-batch without items all stages count as present
+            items = micro_batches.sizes[micro]
+            return micro_batches.load(micro)[0] if items else dict.fromkeys(map(job.end_name, job.sources), ())
+
+        present = largest_in_copy(context.world.control_group, inputs_here(job, context.facts, input_of))
+        lacking = lacking_stages(job, context.world.place.copy, present)
+        self._absence.by_data = lacking if any(lacking) else ()
+
+    def _has_message(self, route: Route) -> Callable[[Micros], bool]:
+        absence, current, ends = self._absence, self._current, route[:2]
+        if not absence.job.at_times:
+            return current.has
+        return lambda micros: current.has(micros) and all(absence.has(micros, stage) for stage in ends)
 
     def _load(self, which: int, ends: Sequence[int], _update: int, micro: int, stage: int | None = None) -> Any:
         job = self.context.world.job
@@ -325,6 +364,7 @@ class Evaluation:
             carries=Carries(number, world.job.slices, probed.traits[number].takes, fixed=False),
             reports=self.reports,
             readers=fed if len(fed := world.job.fed[number]) > 1 else (None,),
+            absence=self._absence if world.job.at_times else None,
         )
 
 
@@ -399,9 +439,13 @@ class Inference:
         """
         job, model = self.context.world.job, self.context.model
         names = {sink: job.end_name(sink) for sink in job.sinks}
-        of_sinks = {sink: LossTotal(model.of_sink(name).judge) for sink, name in names.items()}
+        absence = Absence(job)
+        of_sinks = {
+            sink: LossTotal(model.of_sink(name).judge, partial(absence.is_last_sink, stage=sink))
+            for sink, name in names.items()
+        }
         reports = SideNumbers(self.context.world.read)
-        evaluation = self._evaluation(of_sinks, reports)
+        evaluation = self._evaluation(of_sinks, reports, absence)
         with self._unchanged():
             for batch in batches:
                 for micro_batches in evaluation.evaluation_batches(batch):
@@ -409,12 +453,13 @@ class Inference:
                         evaluation.run(micro_batches)
         with self.located:
             control_group = self.context.world.control_group
-            reported, last = reports.take(0), of_sinks[job.sinks[-1]]
+            reported = reports.take(0)
             if len(of_sinks) > 1:
                 losses = {loss_name(names[s]): (each.total.item(), each.count) for s, each in of_sinks.items()}
                 reported += Tally(reports={name: sums for name, sums in losses.items() if sums[1]})
             total_here = sum(each.total.item() for each in of_sinks.values())
-            numbers = last.items, total_here, last.count, len(reported.reports)
+            items_here = sum(each.items for each in of_sinks.values())
+            numbers = items_here, total_here, sum(each.counted for each in of_sinks.values()), len(reported.reports)
             items, total, count, has_reports = added_over_all(control_group, *numbers)
             if has_reports:
                 exchange = ObjectExchange(control_group.group, "what an evaluation reports", control_group.timeout)
@@ -475,5 +520,8 @@ class Inference:
             stack.enter_context(unchanged(number, self.stages[number].newest().module, touched))
         return stack
 
-    def _evaluation(self, outputs: Mapping[int, LastOutput], reports: SideNumbers | None = None) -> Evaluation:
-        return Evaluation(self.context, self.stages, self.size, outputs, self.varying, self.cut_slice, reports)
+    def _evaluation(
+        self, outputs: Mapping[int, LastOutput], reports: SideNumbers | None = None, absence: Absence | None = None
+    ) -> Evaluation:
+        about = self.varying, self.cut_slice, reports, absence
+        return Evaluation(self.context, self.stages, self.size, outputs, *about)

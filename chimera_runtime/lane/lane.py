@@ -108,6 +108,9 @@ class Lane:
         for stage in self._components.stages.values():
             stage.begin(update)
 
+    def end(self) -> None:
+        """Ends an update, all of whose calls the script has made."""
+
     def stage(self, number: int) -> Any:
         """Returns a stage that this worker holds."""
         return self._components.stages[number]

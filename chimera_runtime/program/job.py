@@ -1,11 +1,11 @@
 """The job: facts about the program that all ranks share, and the place of a rank in it."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from chimera_runtime.program.rank_facts import VALUES, Group, Route, implied
+from chimera_runtime.program.rank_facts import VALUES, Group, Route, implied, spread
 
 
 class Feed(NamedTuple):
@@ -34,7 +34,8 @@ class Job:
 
     The weights of the stages in ``frozen`` are not trained. ``feeds`` are the edges of the graph of stages, in the
     order of a stage's arguments; without any the stages are a chain, in which each feeds the next one. ``named`` are
-    groups of stages: a name, the first stage, and the one behind the last.
+    groups of stages: a name, the first stage, and the one behind the last. ``absent`` has for each group that the
+    program leaves out at times the micro-batches of a cycle, or slices, that it does not have, as runs (start, stop).
 
     Without a flush the lanes repeat every ``period`` micro-batches. ``reads[s]`` says which version of the weights
     stage s reads for each micro-batch of a period: the number of updates in the periods before plus an offset. The
@@ -71,6 +72,7 @@ class Job:
     frozen: tuple[int, ...] = ()
     feeds: tuple[Feed, ...] = ()
     named: tuple[tuple[str, int, int], ...] = ()
+    absent: tuple[tuple[str, tuple[tuple[int, int], ...]], ...] = ()
 
     @property
     def moves(self) -> bool:
@@ -135,11 +137,51 @@ class Job:
 
     def of_end(self, value: Any, stage: int, ends: Sequence[int]) -> Any:
         """The part of an input, or of a target, for ``stage``, which is one of the ``ends`` that get one. If there are
-        several, and the value is a dict with the names of all of them, that is an entry of it, else the whole.
+        several, and the value `is_by_end`, that is an entry of it, None if there is none; else the whole.
         """
-        if len(ends) > 1 and isinstance(value, dict) and value.keys() == {*map(self.end_name, ends)}:
-            return value[self.end_name(stage)]
-        return value
+        return value.get(self.end_name(stage)) if self.is_by_end(value, ends) else value
+
+    def is_by_end(self, value: Any, ends: Sequence[int]) -> bool:
+        """Whether an input, or a target, is a dict with names of the ``ends`` that get one, if these are several."""
+        return len(ends) > 1 and isinstance(value, dict) and {*map(self.end_name, ends)} >= value.keys()
+
+    def are_of_one_group(self, *stages: int) -> bool:
+        """Whether stages are of one group, so that a micro-batch has all of them or none."""
+        return len({*map(self.end_name, stages)}) == 1
+
+    @cached_property
+    def lacking(self) -> Mapping[int, frozenset[int]]:
+        """The micro-batches of a cycle that the program leaves out, for each stage of which it leaves out some."""
+        micros = {name: frozenset(spread(runs)) for name, runs in self.absent}
+        return {s: micros[name] for name, start, stop in self.named if name in micros for s in range(start, stop)}
+
+    def leaves_out(self, micro: int, stage: int) -> bool:
+        """Whether the program leaves a micro-batch, counted in parts, out on a stage."""
+        return micro % self.cycle in self.lacking.get(stage, ())
+
+    def without(self, sources: Collection[int]) -> frozenset[int]:
+        """Returns the stages that have no part in a micro-batch without an input for some ``sources``: those of their
+        groups, and of each further group that only groups without a part feed.
+        """
+        lacking = set[int]()
+        for _, start, stop in self.named:  # a group is fed by groups before it
+            inside = range(start, stop)
+            inputs = [stage for stage in inside if stage in self.sources]
+            feeding = [e.source for e in self.edges if e.target in inside and e.source not in inside]
+            if not {*sources}.isdisjoint(inputs) if inputs else all(stage in lacking for stage in feeding):
+                lacking.update(inside)
+        return frozenset(lacking)
+
+    @cached_property
+    def may_lack_input(self) -> bool:
+        """Whether a micro-batch may have inputs for some of the stages that get one, and none for others."""
+        return bool(self.named) and len(self.sources) > 1
+
+    @cached_property
+    def at_times(self) -> frozenset[int]:
+        """The stages that some micro-batches may lack, by the program or by the data."""
+        others = [[o for o in self.sources if o != s] for s in self.sources] if self.may_lack_input else []
+        return frozenset(self.lacking).union(*map(self.without, others))
 
     @cached_property
     def backwards(self) -> tuple["Backwards", ...]:

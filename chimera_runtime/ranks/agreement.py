@@ -156,6 +156,7 @@ class ControlGroup:
 
 _SUMS = "for the loss of an evaluation"
 _WEIGHTS = "for what a mini-batch counts on the other ranks of a mesh"
+_INPUTS = "for the inputs that micro-batches of an evaluation have"
 _OUTPUTS = "for the outputs of an evaluation"
 
 
@@ -164,6 +165,24 @@ def added_over_all(control_group: ControlGroup, *numbers: float) -> list[float]:
     sums = torch.tensor(numbers, dtype=torch.float64)
     control_group.reduce(sums, _SUMS)
     return sums.tolist()
+
+
+def largest_in_copy(control_group: ControlGroup, numbers: torch.Tensor) -> torch.Tensor:
+    """Returns the largest of each number over the ranks of this copy, which all call it; errors as `added_over_all`."""
+    place = control_group.place
+    first, *others = [place.rank_of(place.copy, worker) for worker in range(place.workers)]
+    largest = numbers.clone()
+    if place.rank != first:
+        control_group.send(largest, first, _INPUTS)
+        control_group.recv(largest, first, _INPUTS)
+        return largest
+    for rank in others:
+        received = torch.empty_like(largest)
+        control_group.recv(received, rank, _INPUTS)
+        largest = largest.maximum(received)
+    for rank in others:
+        control_group.send(largest, rank, _INPUTS)
+    return largest
 
 
 def averaged_in_mesh(

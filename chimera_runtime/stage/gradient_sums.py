@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from chimera_runtime.errors import PeerLost
 from chimera_runtime.errors.stage import norm_is_negative
+from chimera_runtime.program.absence import Absence
 from chimera_runtime.program.job import Job
 from chimera_runtime.program.rank_facts import Group
 from chimera_runtime.ranks.agreement import ControlGroup, Fact
@@ -92,7 +93,8 @@ class GradientSum:
     ``loss_count``, if given, is summed as well, and then the gradients are divided by the count of the whole update.
     FSDP averages gradients over the ranks of a mesh: such gradients are divided by the mean of the counts of these
     ranks, so that the result is the sum of all gradients divided by the sum of all counts. With tensor parallelism the
-    ranks of a mesh have the same count. ``staging``, if given, carries the sums through pinned memory, where the counts
+    ranks of a mesh have the same count. With ``absence`` the counts of micro-batches that lack the group count as well:
+    their sum is there. ``staging``, if given, carries the sums through pinned memory, where the counts
     are read.
     """
 
@@ -105,6 +107,7 @@ class GradientSum:
     dtype: torch.dtype | None = None
     loss_count: Count | None = None
     staging: Staging | None = None
+    absence: Absence | None = None
 
     def __post_init__(self) -> None:
         self._parameters = list(self.parameters)
@@ -228,6 +231,8 @@ class GradientSum:
         # Now the buffers have the sums. If there are counts, they are divided by the count, which differs by mesh.
         if self.loss_count is not None and self._views:
             summed = self._readable[-1] if self._readable else self.loss_count.tensor
+            if self.absence is not None and self.absence.is_felt:
+                summed = torch.full_like(summed, self.absence.count)
             for mesh, views in self._views_of.items():
                 count = summed if mesh is None else self._averaged(summed, mesh)
                 torch._foreach_mul_(views, self.loss_count.correction(float(count)))

@@ -136,7 +136,7 @@ class ModuleRuns:
         Arguments from ``seed`` on are those of `ForwardArguments`.
         """
         self._seed(seed)
-        input_leaves, argument = self._input.argument(inputs)
+        input_leaves, argument = self._input.argument(inputs, micros[0])
         traits, takes = self._traits, self._traits.takes
         carry_leaves = carry.leaves() if carry.tensors else ()
         before = versions_in(keywords, traits.shared) if traits.shared else []

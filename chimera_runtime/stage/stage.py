@@ -1,7 +1,7 @@
 """A stage on a rank: forwards, backwards and their halves, and what a forward keeps for its backward."""
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager
 from functools import partial, partialmethod
 from typing import Any, Self
@@ -11,6 +11,7 @@ import torch
 from chimera_runtime.blame import ModelError, UserCode, during
 from chimera_runtime.errors import FAILED
 from chimera_runtime.errors.stage import backward_of_pair_did_not_run, memory_was_written
+from chimera_runtime.program.absence import Absence
 from chimera_runtime.program.job import WHOLE, Backwards
 from chimera_runtime.program.numbering import Micros, Numbering, numbers_of
 from chimera_runtime.program.rank_facts import VALUES, Rooms
@@ -39,6 +40,9 @@ from chimera_runtime.values.last_stage import alone
 from chimera_runtime.values.losses import Tally
 from chimera_runtime.values.nested import Tensors, fresh, join, joined, leaves, part, plain
 from chimera_runtime.values.shared_memory import VERSION, Slots, lend
+
+_NOTHING: tuple[Tensors, list[int]] = (), []
+"""What a stage hands on of a micro-batch that it does not have, with versions of tensors."""
 
 
 def _handed_on(value: str) -> Callable[["Stage", Micros], Tensors]:
@@ -72,8 +76,8 @@ def _readers_of(output: StageOutput) -> tuple[ValueReader, ...]:
 def _gradient_readers(before: Boundary | None) -> tuple[ValueReader, ...]:
     if before is None or not before.feeds:
         return () if before is None else ((None, None),)
-    readers = before.gradient_places()
-    return tuple((source if len(readers) > 1 else None, places) for source, places in readers)
+    are_several = sum(feed.backs for feed in before.feeds) > 1
+    return tuple((source if are_several else None, places) for source, places in before.gradient_places())
 
 
 class Stage(WeightGroup):
@@ -86,7 +90,8 @@ class Stage(WeightGroup):
 
     ``recomputed`` are the micro-batches, modulo ``numbering.cycle``, whose forward keeps only its input and runs again
     later; ``is_compared`` says, by the number of updates since the run began, whether the two runs are compared.
-    ``backwards`` is the part of the stage in backwards: without any, its forwards keep nothing.
+    ``backwards`` is the part of the stage in backwards: without any, its forwards keep nothing. ``absence`` says which
+    stages a micro-batch has, if there are some that it may lack.
     ``read`` reads auxiliary losses and results of comparisons from the device.
     """
 
@@ -107,13 +112,15 @@ class Stage(WeightGroup):
         is_compared: IsCompared = in_some,
         host_link: LinkToHost | None = None,
         backwards: Backwards = WHOLE,
+        absence: Absence | None = None,
     ) -> None:
         super().__init__((number,), weights, gradient_sum, numbering)
         self.ties = ties
         self.number = number
         self.module = module
         self.inputs = self.gradients = tuple[Slots, ...]()
-        self._input = StageInput(number, before, bool(traits.in_place), notes=host_link is not None)
+        self._absence = absence
+        self._input = StageInput(number, before, bool(traits.in_place), host_link is not None, absence)
         self._backwards_of = backwards
         readers = {True: _readers_of(output), False: _gradient_readers(before) if backwards.returns else ()}
         self._readers = {letter: readers[value.onward] for letter, value in VALUES.items()}
@@ -151,7 +158,7 @@ class Stage(WeightGroup):
 
     def resize(self, before: Boundary | None, after: Boundary | None) -> None:
         """Changes the shapes that the stage receives and sends; none may be larger than at first."""
-        self._input.before = before
+        self._input.resize(before)
         self.carries.resize()
         for slots, end in zip(self.inputs, () if before is None else before.apart, strict=False):
             slots.resize(end.views)
@@ -214,20 +221,35 @@ class Stage(WeightGroup):
 
     def _hand_on(self, value: str, micros: Micros, tensors: Tensors) -> None:
         """Keeps a value, such as ``y``, until `_handed_on` takes it for each stage that reads it."""
-        for reader, places in self._readers[value]:
+        readers = self._readers[value] if self._absence is None else self._present_readers(value, micros, self._absence)
+        for reader, places in readers:
             read = tensors if places is None else tuple([tensors[place] for place in places])
             self._made[value, micros, reader] = read, [*map(VERSION, read)]
 
     def _take_part(self, value: str, micros: Micros, reader: int | None) -> tuple[Tensors, list[int]]:
         """Takes what an operation over several micro-batches has made of some of them, which a reader takes apart."""
         wanted = numbers_of(micros)
-        key = next(key for key in self._made if key[::2] == (value, reader) and wanted[0] in numbers_of(key[1]))
-        block, (tensors, before), taken = numbers_of(key[1]), self._made[key], self._taken[key]
+        made = (key for key in self._made if key[::2] == (value, reader) and wanted[0] in numbers_of(key[1]))
+        key = next(made, None)
+        if key is None and self._absence is not None:
+            return _NOTHING
+        block = () if key is None else numbers_of(key[1])
+        start = block.index(wanted[0]) if block else 0
+        if key is None or block[start : start + len(wanted)] != wanted:
+            raise KeyError(value, micros, reader)
+        (tensors, before), taken = self._made[key], self._taken[key]
         taken.update(wanted)
         if taken.issuperset(block):
             del self._made[key], self._taken[key]
-        start = block.index(wanted[0])
         return part(tensors, start, start + len(wanted), len(block)), before
+
+    def _present_readers(self, value: str, micros: Micros, absence: Absence) -> Iterator[ValueReader]:
+        """Yields the readers of a value that a micro-batch has."""
+        first = numbers_of(micros)[0]
+        before = None if VALUES[value].onward or not self._backwards_of.returns else self._input.at(first)
+        for reader, places in self._readers[value] if before is None else _gradient_readers(before):
+            if reader is None or absence.has(first, reader):
+                yield reader, places
 
     outputs, input_gradients = _handed_on("y"), _handed_on("dx")
 
@@ -427,7 +449,7 @@ class Stage(WeightGroup):
                 self._count(counts)
         if are_carried:
             self.carries.end_backward(micro, graph.carries)
-        return self._input.take_gradients(graph.leaves, counts) if graph.leaves else ()
+        return self._input.take_gradients(graph.leaves, counts, micro) if graph.leaves else ()
 
     def _run_again(self, micro: int, saved: SavedInput) -> SavedGraph:
         """Runs the forward of a micro-batch a second time, and returns its graph."""

@@ -16,6 +16,7 @@ import torch
 from chimera_runtime.errors import BadModel
 from chimera_runtime.errors import stage as mistakes
 from chimera_runtime.errors.stage import tensor_was_unused_at_first
+from chimera_runtime.program.absence import Absence
 from chimera_runtime.program.numbering import Numbering
 from chimera_runtime.ranks.messages import Numbers, Reader, from_host
 from chimera_runtime.stage.engine import Roots, edge_of
@@ -203,43 +204,65 @@ class SideNumbers:
 @dataclass
 class StageInput:
     """The input of a stage; ``before`` is None for one that no other feeds, which with ``copies`` is called on copies
-    of the data, and ``notes`` the memory of data, which no stage moves to the host.
+    of the data, and ``notes`` the memory of data, which no stage moves to the host. ``absence`` says which feeding
+    stages a micro-batch has, if it may lack some.
     """
 
     number: int
     before: Boundary | None
     copies: bool = False
     notes: bool = False
+    absence: Absence | None = None
+    _of_present: dict[tuple[int, ...], Boundary] = field(default_factory=dict)
 
-    def argument(self, inputs: Any) -> tuple[Tensors, Any]:
+    def at(self, micro: int) -> Boundary | None:
+        """Returns ``before`` as it is for a micro-batch, which may lack some of the stages that feed this one."""
+        if self.absence is None or self.before is None or not self.before.feeds:
+            return self.before
+        absence, before = self.absence, self.before
+        lacking = tuple([feed.source for feed in before.feeds if not absence.has(micro, feed.source)])
+        if not lacking:
+            return before
+        if lacking not in self._of_present:
+            self._of_present[lacking] = before.without(lacking)
+        return self._of_present[lacking]
+
+    def resize(self, before: Boundary | None) -> None:
+        """Changes the shapes that the stage receives."""
+        self.before = before
+        self._of_present.clear()
+
+    def argument(self, inputs: Any, micro: int = 0) -> tuple[Tensors, Any]:
         """Returns the leaves of a new graph, and the argument of the module: the leaves in new containers."""
-        if self.before is None:
+        before = self.before if self.absence is None else self.at(micro)
+        if before is None:
             if self.copies or type(inputs) is not torch.Tensor:
                 inputs = mapped(inputs, torch.clone) if self.copies else fresh(inputs)
             if self.notes:
                 note_received(inputs)
             return (), inputs
-        if self.before.form is ONE_TENSOR:
+        if before.form is ONE_TENSOR:
             leaf = inputs[0].detach()
-            leaf.requires_grad = self.before.recorded[0]
+            leaf.requires_grad = before.recorded[0]
             return (leaf,), leaf
         leaves = tuple(map(torch.Tensor.detach, inputs))
-        for leaf, is_recorded in zip(leaves, self.before.recorded, strict=True):
+        for leaf, is_recorded in zip(leaves, before.recorded, strict=True):
             leaf.requires_grad = is_recorded
-        return leaves, self.before.form.filled(leaves)
+        return leaves, before.form.filled(leaves)
 
-    def take_gradients(self, leaves: Tensors, counts: Tensors) -> Tensors:
+    def take_gradients(self, leaves: Tensors, counts: Tensors, micro: int = 0) -> Tensors:
         """Returns the message to the stages before: the gradients of the leaves, whose ``grad`` it clears, and the loss
         count. Raises `BadModel` if a tensor has a gradient although it had none for the first micro-batch.
         """
-        if self.before is None:
+        before = self.before if self.absence is None else self.at(micro)
+        if before is None:
             return ()
         gradients: list[torch.Tensor] = []
         for place, leaf in enumerate(leaves):
             gradient, leaf.grad = leaf.grad, None
-            if self.before.differentiable[place]:  # in memory that neither a later message nor a later backward writes
+            if before.differentiable[place]:  # in memory that neither a later message nor a later backward writes
                 gradients.append(torch.zeros_like(leaf) if gradient is None else unshared(gradient))
-            elif gradient is not None and self.before.recorded[place]:
+            elif gradient is not None and before.recorded[place]:
                 # If it is not recorded, the stage called requires_grad_(); no parameter before it needs the gradient.
                 raise tensor_was_unused_at_first(stage=self.number)
         return (*gradients, *map(torch.clone, counts)) if counts else tuple(gradients)
@@ -268,6 +291,8 @@ class SendOutput:
         """
         tensors, form = taken_apart(returned) if type(returned) is not torch.Tensor else ((returned,), ONE_TENSOR)
         after = self.after.at(micros[0]) if self.after.of_slices else self.after
+        if [*map(KIND, tensors)] != after.kinds and torch.is_grad_enabled():
+            tensors = after.with_leaves(tensors)
         is_as_first = form is after.form and [*map(KIND, tensors)] == after.kinds
         if not is_as_first and (difference := after.mismatch(tensors, form, len(micros))):
             raise mistakes.output_differs(stage=self.number, micro=micros[0], difference=difference)
@@ -306,11 +331,11 @@ class SendToSeveral(SendOutput):
     readers: tuple[int, ...] = ()
 
     def gradients(self, _roots: Roots, received: Tensors) -> Tensors:
-        """Returns the sums of the received gradients, in new tensors."""
-        size, end = len(received) // len(self.readers), len(received)
-        kept = size - self.after.counted  # each message ends with the same loss count
+        """Returns the sums of the received gradients, in new tensors; of readers that a micro-batch lacks come none."""
+        kept = sum(self.after.differentiable)
+        size, end = kept + self.after.counted, len(received)  # each message ends with the same loss count
         first, *others = [received[start : start + kept] for start in range(0, end, size)]
-        sums = [*first]
+        sums = [*first] if others else [*map(torch.Tensor.detach, first)]
         for number, gradients in enumerate(others):
             add = torch.add if number == 0 else torch.Tensor.add_
             sums = [add(total, gradient) for total, gradient in zip(sums, gradients, strict=True)]
@@ -325,8 +350,8 @@ _LIKE = attrgetter("shape", "dtype", "device", "__class__")
 @dataclass
 class LossOutput:
     """The output of a stage that feeds no other: the ``loss``, which is a sum and a count if ``counted``. ``trains``
-    says that some weight needs its gradient. If several stages have a loss, the last one ``counts_items``,
-    and each reports its own as ``name``.
+    says that some weight needs its gradient. If several stages have a loss, the last one ``counts_items``, or by
+    ``absence`` the last one that a micro-batch has; and each reports its own as ``name``.
     """
 
     loss: Callable[[Any, Any], Loss]
@@ -338,9 +363,11 @@ class LossOutput:
     scale: float = 1.0
     counts_items: bool = True
     name: str = ""
+    stage: int = 0
+    absence: Absence | None = None
     after: ClassVar[None] = None
     _with_graph: set[int] = field(default_factory=set)  # updates of which a loss has a graph
-    _losses: defaultdict[int, dict[int, Numbers]] = field(default_factory=lambda: defaultdict(dict))
+    _losses: defaultdict[int, dict[int, tuple[Numbers, bool]]] = field(default_factory=lambda: defaultdict(dict))
     _counts: dict[int, torch.Tensor] = field(default_factory=dict)
     _last_seed: tuple[torch.Tensor | None, Any, float, int] = (None, None, 0.0, 0)
 
@@ -360,7 +387,8 @@ class LossOutput:
             update = self.numbering.first + later
             losses = self._losses[update]
             if number not in losses:  # else this is the second run of a recomputed forward
-                losses[number] = self.read(update, (value,) if count is None else (value, count))
+                is_counted = self.counts_items if self.absence is None else self.absence.is_last_sink(micro, self.stage)
+                losses[number] = self.read(update, (value,) if count is None else (value, count)), is_counted
             if value.requires_grad:
                 self._with_graph.add(update)
                 roots.append(value)
@@ -390,21 +418,26 @@ class LossOutput:
 
     def counts(self, micro: int, _received: Tensors) -> Tensors:
         """The loss count that the loss has returned."""
-        return (self._counts.pop(micro),)
+        count = self._counts.pop(micro)
+        if self.absence is not None:
+            self.absence.counts.append(count)
+        return (count,)
 
     def take_loss(self, update: int) -> Tally:
         """Returns the sum of the losses of an update and forgets them. Raises `BadModel` if some weight needs the
         gradient of the loss, and no loss that counts items has a graph.
         """
-        total = items = 0.0
-        for read in self._losses.pop(update, {}).values():
+        total = items = counted_items = 0.0
+        for read, is_counted in self._losses.pop(update, {}).values():
             value, *count = read()
-            total, items = total + value, items + (count[0] if self.counted else 1.0)
+            items_of_loss = count[0] if self.counted else 1.0
+            total, items = total + value, items + items_of_loss
+            counted_items += items_of_loss if is_counted else 0.0
         if self.trains and items and update not in self._with_graph:
             raise BadModel(mistakes.LOSS_HAS_NO_GRADIENT)
         self._with_graph.discard(update)
         reports = {self.name: (total, items)} if self.name and items else {}
-        return Tally(total, items if self.counts_items else 0.0, reports=reports)
+        return Tally(total, counted_items, reports=reports)
 
 
 StageOutput = SendOutput | LossOutput

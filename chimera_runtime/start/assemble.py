@@ -17,19 +17,21 @@ from chimera_runtime.data.micro_batch_source import MicroBatchSource
 from chimera_runtime.data.mini_batch import ItemLoading, Uses
 from chimera_runtime.errors import Misuse
 from chimera_runtime.errors import start as mistakes
-from chimera_runtime.errors.data import order_of_iterable
+from chimera_runtime.errors.data import input_is_missing, order_of_iterable
 from chimera_runtime.errors.start import backward_is_bent, forward_writes_parameter, stages_are_in_evaluation_mode
+from chimera_runtime.lane.absence_lane import AbsenceLane
 from chimera_runtime.lane.lane import Incoming, Lane, LaneComponents, Load, Outgoing
 from chimera_runtime.lane.profiler_ranges import ranged, ranges_on
 from chimera_runtime.lane.stream_lane import Driver, StreamLane, UpdateRange
 from chimera_runtime.model.model import Model, label
 from chimera_runtime.model.naming import parameters_by_name
 from chimera_runtime.model.ties import Tie, by_group, declared, unite
+from chimera_runtime.program.absence import Absence
 from chimera_runtime.program.compiled_program import RankScript
 from chimera_runtime.program.job import Job
 from chimera_runtime.program.numbering import Numbering
 from chimera_runtime.program.rank_facts import VALUES, Group, RankFacts, Route, group_text, spread
-from chimera_runtime.ranks.agreement import ControlGroup
+from chimera_runtime.ranks.agreement import ControlGroup, added_over_all
 from chimera_runtime.ranks.devices import cuda_warnings
 from chimera_runtime.ranks.rendezvous import failures_shared
 from chimera_runtime.ranks.world import World
@@ -170,6 +172,11 @@ class RankContext:
         """Parameters that stages share, as the model file declares them."""
         return declared(self.model, self.world.job)
 
+    @cached_property
+    def absence(self) -> Absence | None:
+        """The stages that micro-batches do not have; None if each micro-batch has all."""
+        return Absence(self.world.job) if self.world.job.at_times else None
+
 
 # The lane of a rank: its stages, its links to other workers, and the loading of inputs and targets.
 
@@ -184,7 +191,7 @@ def components_of(context: RankContext, stages: Mapping[int, Stage]) -> LaneComp
         slots = of_makers[job.makers(value, route.target).index(route.source)]
         return Incoming(world.peer(route.worker), route, job, slots)
 
-    load_input, load_target = loads(context.source, job, world.device)
+    load_input, load_target = loads(context.source, job, world.device, context.absence)
     components = LaneComponents(
         stages=stages,
         incoming={route: incoming(route) for route in facts.incoming},
@@ -199,7 +206,13 @@ def components_of(context: RankContext, stages: Mapping[int, Stage]) -> LaneComp
 def lane_of(context: RankContext, components: LaneComponents) -> Lane:
     """Makes the lane, the argument with which the functions of a rank's script are called."""
     job = context.world.job
-    return StreamLane(components, UpdateRange(job.passes), context.facts.initial) if job.period else Lane(components)
+    if job.period:
+        return StreamLane(components, UpdateRange(job.passes), context.facts.initial)
+    absence, is_counted = context.absence, context.probed.expected_count is not None
+    if absence is None or not (is_counted or job.may_lack_input):
+        return Lane(components)
+    control = context.world.control_group
+    return AbsenceLane(components, absence, (lambda count: added_over_all(control, count)[0]) if is_counted else None)
 
 
 def driver_of(context: RankContext, lane: Lane) -> Driver:
@@ -217,10 +230,13 @@ def run_stream(context: RankContext, lane: Lane, updates: int) -> None:
     driver.drain()
 
 
-def loads(source: MicroBatchSource | None, job: Job, device: torch.device) -> tuple[Load, Load]:
+def loads(
+    source: MicroBatchSource | None, job: Job, device: torch.device, absence: Absence | None = None
+) -> tuple[Load, Load]:
     """Returns two functions, of an update and a micro-batch, that load its input and its target onto the device, or
     None without a source. A `ModelError` in one of them names the stage and the micro-batch. If several stages get an
-    input or a target, each function also takes the number of the stage, and returns the part for it (`Job.of_end`).
+    input or a target, each function also takes the number of the stage, and returns the part for it (`Job.of_end`): of
+    an input None if by ``absence`` the micro-batch lacks the stage, else a `Misuse` if there is none.
     """
     if source is None:
         return (lambda _update, _micro, *_stage: None), (lambda _update, _micro, *_stage: None)
@@ -237,7 +253,12 @@ def loads(source: MicroBatchSource | None, job: Job, device: torch.device) -> tu
                 raise
             if type(value) is torch.Tensor and value.device == device:
                 return value
-            return to_device(job.of_end(value, stage, ends), device)
+            of_stage = job.of_end(value, stage, ends)
+            is_missing = of_stage is None and number == _INPUT and job.is_by_end(value, ends)
+            if is_missing and (absence is None or absence.has(micro, stage)):
+                later, place = divmod(micro // job.parts, job.micro_batches)
+                raise input_is_missing(name=job.end_name(stage), micro=place, update=update + later)
+            return to_device(of_stage, device)
 
         return loaded
 
@@ -388,6 +409,7 @@ def assemble(
             dtype=sum_dtype,
             loss_count=None if probed.expected_count is None else Count(group[0], probed.expected_count, world.device),
             staging=world.staging,
+            absence=context.absence,
         )
         world.holders.add(gradient_sum)
         return gradient_sum
@@ -400,7 +422,8 @@ def assemble(
                 return SendToSeveral(number, after, share, moves_operands=moves_operands, readers=readers)
             return SendOutput(number, after, share, moves_operands=moves_operands)
         trains = any(p.requires_grad for p in module.parameters())
-        trains = trains or any(any(probed.boundaries[stage].recorded) for stage in job.feeding[number])
+        always = (stage for stage in job.feeding[number] if not job.at_times)
+        trains = trains or any(any(probed.boundaries[stage].recorded) for stage in always)
         name = job.end_name(number)
         return LossOutput(
             model.of_sink(name).judge,
@@ -411,6 +434,8 @@ def assemble(
             trains=trains,
             counts_items=number == job.sinks[-1],
             name=loss_name(name) if len(job.sinks) > 1 else "",
+            stage=number,
+            absence=context.absence,
         )
 
     def weights_of(trained: list[torch.nn.Parameter]) -> Weights:
@@ -454,6 +479,7 @@ def assemble(
             read=world.read,
             host_link=world.host_link if job.moves else None,
             backwards=job.backwards[number],
+            absence=context.absence,
         )
         stages[number].reserve(facts.slots, world.device)
     return stages

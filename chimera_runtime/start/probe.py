@@ -24,6 +24,7 @@ from chimera_runtime.data.feed import Feed
 from chimera_runtime.data.micro_batch_source import MicroBatchSource
 from chimera_runtime.errors import FAILED, Misuse
 from chimera_runtime.errors import start as mistakes
+from chimera_runtime.errors.data import example_lacks_inputs
 from chimera_runtime.errors.stage import carry_is_empty
 from chimera_runtime.model.model import Model
 from chimera_runtime.program.job import Job
@@ -136,7 +137,7 @@ class ProbeResult:
     they were measured, what a forward keeps. ``expected_count`` is that of `losses.expected_count`, None if ``loss``
     returns a mean. ``auxiliary`` and ``reports`` are names of all stages. ``bent`` are the stages whose backward is not
     linear, looked for if there are counts. ``moved_bytes`` has the bytes of a micro-batch that go to the host, for each
-    stage of which anything moves.
+    stage of which anything moves. ``by_source`` says that inputs are dicts with an entry for each source.
     """
 
     boundaries: Mapping[int, Boundary]
@@ -147,6 +148,7 @@ class ProbeResult:
     reports: tuple[str, ...] = ()
     bent: tuple[int, ...] = ()
     moved_bytes: Mapping[int, MovedBytes] = field(default_factory=dict)
+    by_source: bool = False
 
     def before(self, stage: int, job: Job) -> Boundary | None:
         """The tensors that a stage gets from the stages that feed it; None if its input comes from the dataset."""
@@ -165,7 +167,8 @@ def boundary_before(stage: int, job: Job, boundaries: Mapping[int, Boundary]) ->
         [
             FeedingBoundary(feed.source, feed.keyword, boundaries[feed.source], job.backwards[feed.source].has)
             for feed in feeds
-        ]
+        ],
+        at_times=any(feed.source in job.at_times and not job.are_of_one_group(*feed[:2]) for feed in feeds),
     )
 
 
@@ -210,6 +213,7 @@ def probe_stages(
         reports=tuple(sorted({name for of_stage in probe.traits for name in of_stage.reports}.union(losses))),
         bent=bent,
         moved_bytes=moved_bytes,
+        by_source=probe.by_source,
     )
 
 
@@ -287,13 +291,17 @@ class _Probe:
     def __post_init__(self) -> None:
         self._world = self.chain.world
         self._job = self._world.job
+        first = self.chain.of_stage("example", 0, partial(_first_whole, self._job, self.batches))
+        if isinstance(first, Misuse):
+            raise first
+        self._first, self.by_source = first
 
     # ---- passes over all stages
 
     def forward(self) -> None:
         """Runs all forwards. Until `backward` ``differentiable`` of a boundary is equal to ``recorded``."""
         chain, fed = self.chain, self._job.fed
-        names = tuple(chain.of_stage("keywords", 0, lambda: [*self.batches.keywords(0, 0)]))
+        names = tuple(chain.of_stage("keywords", 0, lambda: [*self.batches.keywords(0, self._first)]))
         for stage in self._job.sinks:
             require_unused(self.model.of_sink(self._job.end_name(stage)).loss, names)
         for stage in range(self._job.stages):
@@ -463,9 +471,9 @@ class _Probe:
 
         def load(micro: int) -> tuple[Any, Any, Keywords]:
             inputs = self._inputs_of(stage, micro)
-            target = job.of_end(self.batches.target(0, micro), stage, job.sinks) if is_last else None
+            target = job.of_end(self.batches.target(0, self._first + micro), stage, job.sinks) if is_last else None
             target = _copied(target, world.device)
-            loaded = _copied(self.batches.keywords(0, micro), world.device) if accepted_names else {}
+            loaded = _copied(self.batches.keywords(0, self._first + micro), world.device) if accepted_names else {}
             return inputs, target, {name: loaded[name] for name in accepted_names}
 
         model = self.model.of_sink(job.end_name(stage)) if is_last else self.model
@@ -491,7 +499,7 @@ class _Probe:
     def _inputs_of(self, stage: int, micro: int) -> Any:
         job = self._job
         if not job.feeding[stage]:
-            inputs = job.of_end(self.batches.input(0, micro), stage, job.sources)
+            inputs = job.of_end(self.batches.input(0, self._first + micro), stage, job.sources)
             return _copied(inputs, self._world.device)
         return tuple([tensor for feeding in job.feeding[stage] for tensor in self._received(feeding, stage, micro)])
 
@@ -503,6 +511,18 @@ class _Probe:
             slices = range(self._job.slices)
             self._arrived[edge] = [self.chain.receive(feeding, boundary.at(place)) for place in slices]
         return self._arrived[edge][micro]
+
+
+def _first_whole(job: Job, source: MicroBatchSource) -> tuple[int, bool] | Misuse:
+    """Returns the number of the example's first micro-batch, in parts, that has an input for each source, and whether
+    inputs are dicts by source; the error if no micro-batch has all.
+    """
+    by_source = job.is_by_end(source.input(0, 0), job.sources)
+    for micro in range(0, job.passes, job.parts) if by_source else [0]:
+        value = source.input(0, micro)
+        if not by_source or all(job.of_end(value, stage, job.sources) is not None for stage in job.sources):
+            return micro, by_source
+    return example_lacks_inputs(names=[*map(job.end_name, job.sources)])
 
 
 def _copied(value: Any, device: torch.device) -> Any:

@@ -592,6 +592,7 @@ class FlushedUpdates(Updates):
         # The script makes all calls of the schedule, and returns when the gradients are summed over the replicas.
         self.lane.begin(update)
         self.script(self.lane)
+        self.lane.end()
         # Losses that were computed here go to the other ranks while this one steps and begins the next update.
         losses = added(stage.take_loss(update) for stage in self.stages.values())
         outcome = self.outcomes.launch(update, losses, self.accumulation.clearings())

@@ -8,7 +8,7 @@ from functools import cached_property
 from inspect import Parameter, signature
 from itertools import compress
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -348,6 +348,11 @@ class Boundary:
         rows = self.shapes[tensor]
         return rows if micros == 1 else (micros * rows[0], *rows[1:])
 
+    def without(self, sources: Collection[int]) -> "Boundary":
+        """Returns the boundary of a micro-batch that the feeding stages ``sources`` do not have."""
+        feeds = [feed._replace(is_present=feed.source not in sources) for feed in self.feeds]
+        return _joined(feeds, self.counted)
+
     @property
     def apart(self) -> "tuple[Boundary, ...]":
         """The boundaries that this one joins, in their order; itself if it joins none."""
@@ -359,7 +364,7 @@ class Boundary:
         The places include that of the loss count, the last one, if there is one.
         """
         places, start = list[tuple[int, tuple[int, ...]]](), 0
-        for feed in self.feeds:
+        for feed in (feed for feed in self.feeds if feed.is_present):
             end = start + sum(feed.boundary.differentiable)
             if feed.backs:
                 places.append((feed.source, (*range(start, end), *((-1,) if self.counted else ()))))
@@ -408,6 +413,14 @@ class Boundary:
             return None
         return replace(self, shapes=tuple((shape[0] // whole * items, *shape[1:]) for shape in self.shapes))
 
+    def with_leaves(self, outputs: Tensors) -> Tensors:
+        """Returns outputs in which a tensor without a graph, of which stages send gradients back, is a leaf: the
+        gradients end there.
+        """
+        recorded = (*self.recorded, *(False for _ in outputs[len(self.recorded) :]))
+        pairs = zip(outputs, recorded, strict=False)
+        return tuple([t.detach().requires_grad_() if is_due and not t.requires_grad else t for t, is_due in pairs])
+
     def mismatch(self, outputs: Tensors, form: Form, micros: int) -> str | None:
         """Returns how outputs of ``micros`` micro-batches, in grad mode also their gradients, differ from this."""
         if len(outputs) != len(self.shapes):
@@ -422,38 +435,45 @@ class Boundary:
         return None if form == self.form else f"{form} and was {self.form} for the first micro-batch"
 
 
-@dataclass(frozen=True)
-class FeedingBoundary:
+class FeedingBoundary(NamedTuple):
     """What a stage gets from the stage ``source``, which has a backward if it ``backs``: the argument ``keyword``, or
-    without a keyword the next positional one.
+    without a keyword the next positional one; None if it is not ``is_present``.
     """
 
     source: int
     keyword: str
     boundary: Boundary
     backs: bool
+    is_present: bool = True
 
 
-def joined_boundary(feeds: Sequence[FeedingBoundary]) -> Boundary | None:
+def joined_boundary(feeds: Sequence[FeedingBoundary], *, at_times: bool = False) -> Boundary | None:
     """Joins the boundaries before a stage to one with the tensors of all; None if no stage feeds it.
 
     The form is a tuple of what each stage hands on: `called` makes arguments of it. What one stage hands on, without a
-    keyword, stays as it is.
+    keyword, stays as it is, if it comes always and not ``at_times``.
     """
-    if not feeds or (len(feeds) == 1 and not feeds[0].keyword):
+    if not feeds or (len(feeds) == 1 and not feeds[0].keyword and not at_times):
         return feeds[0].boundary if feeds else None
-    boundaries = [feed.boundary for feed in feeds]
+    return _joined(feeds, feeds[0].boundary.counted)
+
+
+def _joined(feeds: Sequence[FeedingBoundary], counted: bool) -> Boundary:
+    boundaries = [feed.boundary for feed in feeds if feed.is_present]
 
     def together(name: str) -> tuple[Any, ...]:
         return tuple(entry for boundary in boundaries for entry in getattr(boundary, name))
 
+    def value_of(feed: FeedingBoundary) -> Any:
+        return feed.boundary.form.filled([...] * len(feed.boundary.shapes)) if feed.is_present else None
+
     return Boundary(
-        form_of(tuple(boundary.form.filled([...] * len(boundary.shapes)) for boundary in boundaries)),
+        form_of(tuple(map(value_of, feeds))),
         shapes=together("shapes"),
         dtypes=together("dtypes"),
         recorded=together("recorded"),
         differentiable=together("differentiable"),
-        counted=boundaries[0].counted,
+        counted=counted,
         of_slices=tuple(sum(shapes, ()) for shapes in zip(*(b.of_slices for b in boundaries), strict=True)),
         feeds=tuple(feeds),
     )

@@ -234,6 +234,7 @@ class RehearsedStage(Stage):
     def reserve(self, rooms: Mapping[str, Rooms], device: torch.device) -> None:
         """Allocates the receive buffers, and tensors that are sent instead of results."""
         super().reserve(rooms, device)
+        self._device = device
         for letter, value in VALUES.items():
             boundary = self._output.after if value.onward else self._input.before
             slices = range(self._numbering.slices if boundary and boundary.of_slices else 1)
@@ -270,7 +271,10 @@ class RehearsedStage(Stage):
         for value in MAKES.get(letter, ()):
             fakes = self._fake[value]
             first = micros[0] if isinstance(micros, tuple) else micros
-            self._hand_on(value, micros, repeated(micros, fakes[first % len(fakes)]))
+            fake, before = fakes[first % len(fakes)], self._input.at(first)
+            if before is not self._input.before and before is not None and not VALUES[value].onward:
+                fake = before.at(first).gradient_buffers(self._device)  # for those feeding stages that it has
+            self._hand_on(value, micros, repeated(micros, fake))
 
 
 def _of(micros: Micros, weights: Sequence[float]) -> list[float]:

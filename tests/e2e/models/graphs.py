@@ -4,7 +4,8 @@ Variables say what is asked for. SOURCES and SINKS name the groups that get an i
 says that each sink has a loss of its own, COUNTS that the loss is a sum and a count. FROZEN lists stages that are not
 trained, LAST those that feed no other, TIED those that share weights, EDGES the edges of the model in one process.
 PLAIN stages hand on one tensor. Items are of WIDTH numbers, or with SEQUENCE of a sequence of these, in which stages
-look back.
+look back. TOKENS lists stages that get an argument of their own beside, so that others may be None; LACKING says that a
+micro-batch may have no input for one of several sources.
 """
 
 import os
@@ -16,6 +17,7 @@ ITEMS = 96
 SOURCES, SINKS = os.environ.get("SOURCES", "").split(), os.environ.get("SINKS", "").split()
 FROZEN, LAST = os.environ.get("FROZEN", "").split(), os.environ["LAST"].split()
 PLAIN, SEQUENCE = "PLAIN" in os.environ, [*map(int, os.environ.get("SEQUENCE", "").split())]
+TOKENS = os.environ.get("TOKENS", "").split()
 WIDTH = int(os.environ.get("WIDTH", "4"))
 
 
@@ -50,6 +52,11 @@ class Part(nn.Module):
         return {"main": y, "spare": 2 * y + 1, "rows": torch.ones_like(y[..., :1]).long()}
 
 
+class Reading(Part):
+    def forward(self, *values, pixels=None, waves=None, tokens):
+        return self.output(self.joined(*values, pixels, waves, tokens))
+
+
 class Carrying(Part):
     """Adds up what came before in the sequence."""
 
@@ -59,8 +66,14 @@ class Carrying(Part):
         return self.output(total), total[:, -1:]
 
 
+class CarryingReading(Carrying):
+    def forward(self, *values, pixels=None, waves=None, tokens, carry=None):
+        return super().forward(*values, tokens, pixels=pixels, waves=waves, carry=carry)
+
+
 def build_stage(stage, num_stages):
-    return (Carrying if SEQUENCE else Part)(stage).double().requires_grad_(str(stage) not in FROZEN)
+    kinds = (Reading, CarryingReading) if str(stage) in TOKENS else (Part, Carrying)
+    return kinds[bool(SEQUENCE)](stage).double().requires_grad_(str(stage) not in FROZEN)
 
 
 def tied(num_stages):
@@ -120,9 +133,19 @@ class Items(torch.utils.data.Dataset):
             tensors = [torch.randn(*SEQUENCE, WIDTH, generator=generator, dtype=torch.float64) for _ in names or [""]]
             return dict(zip(names, tensors, strict=True)) if names else tensors[0]
 
-        return made(SOURCES), made(SINKS)
+        return (made(SOURCES), made(SINKS), {"tokens": made([])}) if TOKENS else (made(SOURCES), made(SINKS))
 
 
+def collated(items):
+    """A micro-batch: its first number decides which source it lacks, if any."""
+    inputs, targets, *named = torch.utils.data.default_collate(items)
+    drawn = int(abs(inputs[SOURCES[0]].flatten()[0]) * 1000) % (len(SOURCES) + 1)
+    if drawn < len(SOURCES):
+        inputs[SOURCES[drawn]] = None
+    return inputs, targets, *named
+
+
+collate = collated if "LACKING" in os.environ else None
 dataset = validation = Items
 
 

@@ -1,0 +1,42 @@
+"""Absence: the stages that have no part in a micro-batch, because the program or the data leave it out there."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from chimera_runtime.program.job import Job
+from chimera_runtime.program.numbering import Micros, numbers_of
+
+
+@dataclass
+class Absence:
+    """The stages that the micro-batches of the update under way do not have.
+
+    ``by_data`` has the stages that each micro-batch lacks because it has no input for some source; micro-batches are
+    counted within the update, and whole; it is empty if none lacks any. What the program leaves out is the same in
+    every update: `Job.lacking`. ``is_felt`` says that some micro-batch of any copy lacks a stage.
+
+    ``counts`` are the counts of the losses that this rank has computed in the update, and ``count`` is their sum over
+    all ranks at its end.
+    """
+
+    job: Job
+    by_data: Sequence[frozenset[int]] = ()
+    is_felt: bool = field(init=False)
+    counts: list[torch.Tensor] = field(default_factory=list)
+    count: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.is_felt = bool(self.job.lacking)
+
+    def has(self, micros: Micros, stage: int) -> bool:
+        """Whether a stage has a part in a micro-batch, or in several: either in all of them, or in none."""
+        first, job = numbers_of(micros)[0], self.job
+        if job.leaves_out(first, stage):
+            return False
+        return not self.by_data or stage not in self.by_data[first // job.parts % job.micro_batches]
+
+    def is_last_sink(self, micro: int, stage: int) -> bool:
+        """Whether a stage that feeds no other is the last one of these that a micro-batch has: it counts the items."""
+        return not any(other > stage and self.has(micro, other) for other in self.job.sinks)

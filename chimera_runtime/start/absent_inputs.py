@@ -1,0 +1,75 @@
+"""Inputs that micro-batches lack: before an update the ranks agree on the stages without a part in each micro-batch."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from chimera_runtime.errors import data as mistakes
+from chimera_runtime.program.job import Job
+from chimera_runtime.program.rank_facts import RankFacts, spread
+from chimera_runtime.start.assemble import RankContext
+
+
+def agree_on_absence(context: RankContext, update: int) -> None:
+    """Finds out, with the other ranks, which stages the micro-batches of an update lack, for `RankContext.absence`.
+    Every rank calls it before the update, if micro-batches may lack inputs; else it does nothing.
+
+    A micro-batch has an input for a source if it has one on any rank of its copy. Raises `Misuse`, on all ranks, if it
+    has none at all, or the program cannot run without what it lacks.
+    """
+    job, absence, source = context.world.job, context.absence, context.source
+    if absence is None or source is None or not (job.may_lack_input and context.probed.by_source):
+        return
+    control = context.world.control_group
+    present = torch.zeros(control.place.copies, job.micro_batches, len(job.sources), dtype=torch.uint8)
+    present[control.place.copy] = inputs_here(job, context.facts, partial(source.input, update))
+    control.reduce(present, "for the inputs that micro-batches have", dist.ReduceOp.MAX)
+    lacking = [lacking_stages(job, copy, of_copy) for copy, of_copy in enumerate(present)]
+    here = lacking[control.place.copy]
+    absence.by_data = here if any(here) else ()
+    absence.is_felt = bool(job.lacking) or any(map(any, lacking))
+
+
+def inputs_here(job: Job, facts: RankFacts, input_of: Callable[[int], Any]) -> torch.Tensor:
+    """Returns 1 for each micro-batch and source of which this rank has an input, else 0, as ``[micro-batch, source]``.
+    It looks at the inputs of sources that it holds; ``input_of`` returns that of a micro-batch, counted in parts.
+    """
+    present = torch.zeros(job.micro_batches, len(job.sources), dtype=torch.uint8)
+    for micro in spread(facts.inputs):
+        value = input_of(micro * job.parts)
+        for place, stage in enumerate(job.sources):
+            if stage in facts.stages:
+                present[micro, place] = job.of_end(value, stage, job.sources) is not None
+    return present
+
+
+def lacking_stages(job: Job, copy: int, present: torch.Tensor) -> list[frozenset[int]]:
+    """Returns the stages that each micro-batch of a copy lacks; ``present`` is as of `inputs_here`, over all its ranks.
+    Errors are those of `agree_on_absence`.
+    """
+    return [_lacking(job, copy, micro, of_micro) for micro, of_micro in enumerate(present.tolist())]
+
+
+def _lacking(job: Job, copy: int, micro: int, present: Sequence[int]) -> frozenset[int]:
+    number = micro * job.parts  # what the program leaves out is not missed
+    expected = [
+        (stage, here) for stage, here in zip(job.sources, present, strict=True) if not job.leaves_out(number, stage)
+    ]
+    missing = [stage for stage, is_there in expected if not is_there]
+    if not missing:
+        return frozenset()
+    names, lacking = [*map(job.end_name, missing)], job.without(missing)
+    if len(missing) == len(job.sources):
+        raise mistakes.micro_batch_has_no_input(micro=micro, copy=copy, names=names)
+    for stage in range(job.stages):
+        fed = job.fed[stage]
+        if stage not in lacking and fed and lacking.issuperset(fed):
+            raise mistakes.output_would_be_unread(micro=micro, copy=copy, names=names, stage=job.stage_name(stage))
+        if stage in job.grouped and not lacking.isdisjoint((stage, *job.feeding[stage])):
+            raise mistakes.block_lacks_a_stage(
+                micro=micro, copy=copy, names=names, stage=job.stage_name(stage), scheme=job.name
+            )
+    return lacking
