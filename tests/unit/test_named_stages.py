@@ -1,19 +1,14 @@
 """Groups of stages by their names: in options, in messages, in the report."""
 
-from pathlib import Path
-
 import pytest
 
 import chimera_ir
 from chimera_ir.errors import NoSuchTie, WrongOption
 from chimera_ir.options import Options
-from tests.unit.command import run
-
-TWO_ENCODERS = Path(__file__).resolve().parents[2] / "docs" / "examples" / "two_encoders.chim"
 
 
 def compiled(**options: object) -> chimera_ir.Compilation:
-    return chimera_ir.compile(TWO_ENCODERS, options=Options(**options))
+    return chimera_ir.compile("two_encoders", options=Options(**options))
 
 
 def test_a_cost_of_a_group_is_that_of_its_stages_and_others_keep_theirs() -> None:
@@ -46,7 +41,7 @@ def test_a_name_of_no_group_is_an_error(options: dict[str, object], error: type[
 
 
 def test_without_groups_a_cost_of_one_is_an_error() -> None:
-    with pytest.raises(WrongOption, match="image.F: .* has no groups of stages with names"):
+    with pytest.raises(WrongOption, match=r"image\.F: .* has no groups of stages with names"):
         assert chimera_ir.compile("dapple", options=Options(costs={"image.F": 2})).report
 
 
