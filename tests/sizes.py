@@ -26,7 +26,7 @@ def with_a_flush() -> tuple[str, ...]:
 
 
 def on_workers(name: str, workers: int, micro_batches: int) -> dict[str, int]:
-    """Settings of a library scheme on so many workers, or as few more as it takes, and of micro-batches in the same way."""
+    """Settings of a library scheme on so many workers, or on the next number that it takes; micro-batches too."""
     return dict(_on_workers(name, workers, micro_batches))
 
 

@@ -6,8 +6,6 @@ import chimera_ir
 from chimera_ir.errors import NoSuchTie, WrongOption
 from chimera_ir.options import Options
 
-TWO_ENCODERS = Path(__file__).resolve().parents[2] / "docs" / "examples" / "two_encoders.chim"
-
 
 def compiled(**options: object) -> chimera_ir.Compilation:
     return chimera_ir.compile("two_encoders", options=Options(**options))
