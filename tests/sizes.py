@@ -25,6 +25,13 @@ def with_a_flush() -> tuple[str, ...]:
     return tuple(name for name, header in headers.items() if header is not None and not header.period)
 
 
+@cache
+def chains() -> tuple[str, ...]:
+    """The library schemes for models that are one chain of stages, as most models of the tests are."""
+    headers = {name: _header(library.source(name), {}) for name in library.names()}
+    return tuple(name for name, header in headers.items() if header is not None and not header.named)
+
+
 def on_workers(name: str, workers: int, micro_batches: int) -> dict[str, int]:
     """Settings of a library scheme on so many workers, or on the next number that it takes; micro-batches too."""
     return dict(_on_workers(name, workers, micro_batches))

@@ -1,6 +1,7 @@
 """Models that are no chain: makespans and peaks, as an independent simulator found them."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import networkx as nx
 import pytest
@@ -14,19 +15,7 @@ from chimera_ir.source import Source
 from tests.simulator import Simulator
 from tests.timings import stage_timing
 
-FROZEN_ENCODER = """
-scheme frozen_encoder(a = 2, D = 3, N = 8)
-frozen image
-workers a + D
-pipe down {
-  stages image[i in 0..a] on i
-  stages text[s in 0..D] on a + s
-  micros m in 0..N
-  F(m, image[i]) @ 2*m + i
-  F(m, text[s]) @ 2*m + a + s
-  B(m, text[s]) @ 2*m + 2*(a + D)-1 - a - s
-}
-"""
+EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples"
 
 SHARED_WORKERS = """
 scheme shared_workers(P = 3, N = 6)
@@ -58,40 +47,24 @@ pipe down {
 }
 """
 
-SOMETIMES_AN_IMAGE = """
-scheme sometimes_an_image(a = 2, D = 3, N = 9)
-workers a + D
-let L = a + D
-pipe down {
-  stages image[i in 0..a] on i
-  stages text[s in 0..D] on a + s
-  micros m in 0..N
-  F(m, image[i]) @ 2*m + i when m % 3 != 2
-  B(m, image[i]) @ 2*m + 2*L-1 - i when m % 3 != 2
-  F(m, text[s]) @ 2*m + a + s
-  B(m, text[s]) @ 2*m + 2*L-1 - a - s
-}
-"""
-
 UNEQUAL = {"F": [1, 1, 3, 2, 2, 2], "B": [2, 2, 6, 4, 4, 4]}
 
-INSTANCES: Mapping[str, tuple[str, Mapping[str, Sequence[int]], int, int | None, Sequence[int]]] = {
+INSTANCES: Mapping[str, tuple[str | Path | Source, Mapping[str, Sequence[int]], int, int | None, Sequence[int]]] = {
     "two encoders": ("two_encoders", {}, 36, None, [5, 4, 4, 3, 2, 1]),
     "two encoders, unequal stages": ("two_encoders", UNEQUAL, 81, 93, [5, 4, 4, 3, 2, 1]),
-    "a frozen encoder": (FROZEN_ENCODER, {}, 32, None, [0, 0, 3, 2, 1]),
-    "every third micro-batch without an image": (SOMETIMES_AN_IMAGE, {}, 36, None, [4, 3, 3, 2, 1]),
+    "a frozen encoder": (EXAMPLES / "frozen_encoder.chim", {}, 32, None, [0, 0, 3, 2, 1]),
+    "every third micro-batch without an image": (EXAMPLES / "sometimes_an_image.chim", {}, 36, None, [4, 3, 3, 2, 1]),
     "encoder and decoder": ("encoder_decoder", {}, 36, 54, [5, 4, 3, 2, 1]),
-    "encoder and decoder on the same workers": (SHARED_WORKERS, {}, 42, None, [6, 5, 4]),
-    "a U-Net in a V": (UNET, {}, 57, None, [9, 10, 12, 12]),
+    "encoder and decoder on the same workers": (Source("shared_workers.chim", SHARED_WORKERS), {}, 42, None, [6, 5, 4]),
+    "a U-Net in a V": (Source("unet.chim", UNET), {}, 57, None, [9, 10, 12, 12]),
 }
-"""Text or name, costs of stages, makespan with free messages and with messages of 1, peaks of the workers."""
+"""Text, costs of stages, makespan with free messages and with messages of 1, peaks of the workers."""
 
 
 @pytest.mark.parametrize("name", INSTANCES)
 def test_makespan_and_peaks(name: str) -> None:
     text, costs, makespan, with_messages, peaks = INSTANCES[name]
-    source = Source("graph.chim", text) if "\n" in text else text
-    compiled = chimera_ir.compile(source, options=Options(stage_costs=costs))
+    compiled = chimera_ir.compile(text, options=Options(stage_costs=costs))
     assert compiled.report.makespan == makespan
     assert [*compiled.report.activations] == peaks
     for message, expected in ((0, makespan), (1, with_messages)):

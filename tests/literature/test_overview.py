@@ -46,6 +46,7 @@ UNITS = "(N/D + 1)*(D-2)"
 LATE = "2*(P-1) + (v-1)*P/2"
 OF_1F1B = "(D-1)/(N + D-1)"
 INTERLEAVED = "(P-1)/(v*N + P-1)"
+LONGER = "(a if a > b else b)"
 
 
 ROWS = {
@@ -105,8 +106,9 @@ ROWS = {
         *("v", "(v-1)*P + 2", "(v+1)*P", "P N", ("pair=3",), LOOPED),
     ),
     "two_encoders": Row(
-        *(("1", "1 to max(a, b)+D"), "N >= D + 3", "(D + most - 1)/(N + D + most - 1)", "1", "1", "D + most"),
-        fixed=({"a": 2, "b": 1, "most": 2}, {"a": 1, "b": 3, "most": 3}),
+        *(("1", "1 to max(a, b)+D"), f"N >= D + {LONGER}", f"(D + {LONGER} - 1)/(N + D + {LONGER} - 1)"),
+        *("1", "1", f"D + {LONGER}"),
+        fixed=({"a": 2, "b": 1}, {"a": 1, "b": 3}),
     ),
     "encoder_decoder": Row(
         *(("1", "1 to E+D"), "N >= D + E", "(D + E - 1)/(N + D + E - 1)", "1", "1", "D + E"),
