@@ -80,7 +80,8 @@ class Pipeline:
         ``build_stage(stage, num_stages)``, called for the module of each stage of this rank; or the `Layers` of stages.
     loss
         ``loss(output, target)``, which returns the mean over the micro-batch, a tensor of one number; or
-        ``(sum, count)``: then the loss of a mini-batch is the sum of all sums divided by the sum of all counts.
+        ``(sum, count)``: then the loss of a mini-batch is the sum of all sums divided by the sum of all counts. Where
+        several stages feed no other, each has a loss: this one, or one of a dict of functions by their groups' names.
     example
         One micro-batch ``(input, target)`` or ``(input, target, keywords)``, of B items along dimension 0, or
         `Batches`. It shows which tensors the stages send to each other and which keyword arguments they take.
@@ -139,7 +140,7 @@ class Pipeline:
         self,
         directory: str | Path,
         build_stage: Callable[[int, int], torch.nn.Module] | Layers,
-        loss: Callable[[Any, Any], Loss],
+        loss: Callable[[Any, Any], Loss] | Mapping[str, Callable[[Any, Any], Loss]],
         example: Pair | Batches | CutBatch,
         *,
         group: dist.ProcessGroup | None = None,
@@ -406,7 +407,8 @@ class Pipeline:
         """Yields the outputs of the last stage for each batch, with the items in their order, on the CPU.
 
         Every rank of the copy gets them. Modules, weights, batches and errors are as in `evaluate`, but targets may be
-        None, and outputs are joined along dimension 0, which they must have.
+        None, and outputs are joined along dimension 0, which they must have. If several stages feed no other, there is
+        a dict of their outputs by the names of their groups.
         """
         self._finish()
         self._state.require_values()

@@ -171,7 +171,7 @@ class Executor:
         for ends in (link, link[::-1]) if self.transport == SHARED else ():
             self.queue(*ends).pop(0)
         del self.sent[link][send.tag], self.posted[link][recv.tag]
-        recv.cell.value = send.expected if send.cell.value == send.expected else SPOILT
+        recv.cell.value = send.arriving if send.cell.value == send.expected else SPOILT
         send.done = recv.done = True
 
     def addable(self, group: Group) -> bool:
@@ -215,13 +215,14 @@ class Executor:
                 for each in self.random.sample([forward, backward], 2):
                     self.compute(worker, each)
             case Send(message, to):
-                is_onward = message.source < message.target
-                key = ("act" if is_onward else "grad", message.micros, message.source)
-                key += () if is_onward else (message.target,)
-                self.demand(key in worker.outputs, "worker {} sends {} before it has it", worker.number, key)
+                kind = "act" if message.source < message.target else "grad"
+                block = self.made(worker, kind, message.micros[0], message.source, message.target)
+                is_there = block is not None and {*message.micros} <= {*block[1]}
+                self.demand(is_there, "worker {} sends {} before it has it", worker.number, message)
                 self.demand(message not in worker.sends, "{} is sent twice", message)
-                cell, value = worker.outputs[key]
-                worker.sends[message] = Transfer(message, cell, value)
+                cell, value = worker.outputs[block]
+                arriving = value if block[1] == message.micros else (value[0], message.micros, *value[2:])
+                worker.sends[message] = Transfer(message, cell, value, arriving)
                 self.sent.setdefault((worker.number, to), {})[message] = worker.sends[message]
                 self.queue(worker.number, to).append(((worker.number, to), worker.sends[message]))
             case Recv(message, source, slot):
@@ -294,7 +295,8 @@ class Executor:
             self.demand(known == version, "{} meets {} and {} of what {} share", micro, known, version, group)
         data = Cell(("data", micros))
         sources = [source for source in self.before[stage] if (micros[0], source) not in self.absent]
-        read = [self.input(worker, "act", micros, source, stage) for source in sources] or [(data, data.value)]
+        read = [part for source in sources for part in self.input(worker, "act", micros, source, stage)]
+        read = read or [(data, data.value)]
         for micro in micros:
             self.demand(self.where[micro, stage] == worker.number, "forward on the wrong worker")
             self.demand((micro, stage) not in worker.kept.keys() | worker.alone, "forward twice")
@@ -310,8 +312,11 @@ class Executor:
                 worker.host.places["activations", micro, stage] = "worker"
         output = ("act", micros, stage)
         if sources and self.random.random() < 0.5:  # the output is a view of an input
-            cell, _ = self.random.choice(read)
-            worker.outputs[output] = (cell, cell.value)
+            cell, value = self.random.choice(read)
+            if {*micros} <= {*value[1]}:
+                worker.outputs[output] = (cell, cell.value)
+            else:  # of more micro-batches than it read together
+                worker.outputs[output] = (Cell(output), output)
         else:
             worker.outputs[output] = (Cell(output), output)
 
@@ -331,34 +336,51 @@ class Executor:
         first = micro % self.slices == 0
         self.demand(first or ("c", micro - 1, stage) in worker.carried, "{} on {} finds no carry", micro, stage)
 
+    def made(self, worker: Worker, kind: str, micro: int, source: int, target: int) -> tuple | None:
+        """What a worker has made of a micro-batch, and of those taken together with it, for another stage."""
+        ends = (source, target) if kind == "grad" else (source,)
+        if (kind, (micro,), *ends) in worker.outputs:
+            return (kind, (micro,), *ends)
+        return next((key for key in worker.outputs if key[0] == kind and micro in key[1] and key[2:] == ends), None)
+
     def input(
         self, worker: Worker, kind: str, micros: tuple[int, ...], source: int, target: int
-    ) -> tuple[Cell, object]:
-        """The memory and the value of an operation's input, if it is what it must be: of all its micro-batches."""
-        if self.where[micros[0], source] == worker.number:
-            key = (kind, micros, source, *([target] if kind == "grad" else []))
-            self.demand(key in worker.outputs, "{} {} {} is not there", kind, micros, source)
-            cell, value = worker.outputs[key]
-        else:
-            value = ACTIVATIONS if kind == "act" else GRADIENTS
-            recv = worker.recvs.get((micros, source, target, value))
-            self.demand(recv is not None and recv.waited, "{} {} {} was not waited for", kind, micros, source)
-            cell, value = recv.cell, recv.cell.value
-        is_right = cell.value == value and self.means(value, kind, micros, source, target)
-        self.demand(is_right, "{} {} {} is {}", kind, micros, source, cell.value)
-        return cell, value
+    ) -> list[tuple[Cell, object]]:
+        """The memory and the value of an operation's input, if it is what it must be: of all its micro-batches.
+
+        It is one piece, or several, which were made, or sent, one by one.
+        """
+        parts, left, letter = [], micros, ACTIVATIONS if kind == "act" else GRADIENTS
+        while left:
+            if self.where[micros[0], source] == worker.number:
+                key = self.made(worker, kind, left[0], source, target)
+                self.demand(key is not None, "{} {} {} is not there", kind, left, source)
+                block, (cell, value) = key[1], worker.outputs[key]
+            else:
+                recvs = (m for m in worker.recvs if m[1:] == (source, target, letter) and left[0] in m[0])
+                message = next(recvs, None)
+                is_there = message is not None and worker.recvs[message].waited
+                self.demand(is_there, "{} {} {} was not waited for", kind, left, source)
+                block, cell = message[0], worker.recvs[message].cell
+                value = cell.value
+            piece = tuple(micro for micro in left if micro in block)
+            self.demand(left[: len(piece)] == piece, "{} {} {} is in another order", kind, left, source)
+            is_right = cell.value == value and self.means(value, kind, piece, source, target)
+            self.demand(is_right, "{} {} {} is {}", kind, piece, source, cell.value)
+            parts.append((cell, value))
+            left = left[len(piece) :]
+        return parts
 
     def means(self, value: object, kind: str, micros: tuple[int, ...], source: int, target: int) -> bool:
         """Whether a token is the result of a stage; a view keeps the token of the stage it began with."""
-        if kind == "grad":
-            return value == (kind, micros, source, target)
-        is_output = isinstance(value, tuple) and len(value) == 3 and value[:2] == (kind, micros)
-        return is_output and value[2] in self.ways[source]
+        if not (isinstance(value, tuple) and value[0] == kind and {*micros} <= {*value[1]}):
+            return False
+        return value[2:] == (source, target) if kind == "grad" else value[2] in self.ways[source]
 
     def input_gradient(self, worker: Worker, micros: tuple[int, ...], stage: int, weights: tuple[int, ...]) -> None:
         """What the weight gradient still needs may be the memory of all that this half reads."""
         readers = [after for after in self.after[stage] if (micros[0], after) not in self.absent]
-        given = [self.input(worker, "grad", micros, after, stage) for after in readers]
+        given = [part for after in readers for part in self.input(worker, "grad", micros, after, stage)]
         for micro in micros:
             self.demand((micro, stage) in worker.kept.keys() - worker.inputs, "backward before its forward")
             place = worker.host.places.pop(("activations", micro, stage))

@@ -20,11 +20,15 @@ class Cell:
 
 @dataclass(eq=False)
 class Transfer:
-    """One end of a message: of a send the memory it reads, of a receive the memory it writes."""
+    """One end of a message: of a send the memory it reads, of a receive the memory it writes.
+
+    What arrives is a part of what is in the sender's memory, if the message is about a part of its micro-batches.
+    """
 
     tag: object
     cell: Cell
     expected: object = None
+    arriving: object = None
     done: bool = False
     waited: bool = False
 

@@ -14,7 +14,7 @@ from typing import NamedTuple, assert_never
 from chimera_ir.ir import ops
 from chimera_ir.ir.kinds import Value, implied
 from chimera_ir.ir.levels import Header
-from chimera_ir.ir.ops import LaneParts, Message, Micro, Slot, Stage, Version, WeightGroup, Worker
+from chimera_ir.ir.ops import Blocks, LaneParts, Message, Micro, Slot, Stage, Version, WeightGroup, Worker
 from chimera_ir.ir.turns import Ring
 
 # Writes the numbers in scripts: as they are where a lane is written out, relative to the round in a loop.
@@ -138,6 +138,7 @@ class Scribe:
     worker: Worker
     links: LinkVariables
     notation: Notation
+    blocks: Blocks
 
     def statement(self, instruction: ops.Instruction) -> str:
         """The statement for an instruction."""
@@ -196,9 +197,15 @@ class Scribe:
         """The expression for a value where an operation reads it: from several stages the tensors of all in a tuple."""
         stage = operation.stage
         makers = self.header.makers(value, stage, operation.micros[0])
-        texts = [self._value(ops.Message(operation.micros, maker, stage, value)) for maker in makers]
+        texts = [self._joined(operation, maker, value) for maker in makers]
         none = "()" if self.header.makers(value, stage) else ""
         return f"({', '.join(f'*{text}' for text in texts)})" if len(texts) > 1 else "".join(texts) or none
+
+    def _joined(self, operation: ops.Compute, maker: Stage, value: Value) -> str:
+        """The expression for a value of one stage: where that made it in several operations, all their parts joined."""
+        together = self.blocks.of(operation.micros, value, maker, operation.stage)
+        texts = [self._value(ops.Message(micros, maker, operation.stage, value)) for micros in together]
+        return f"lane.join({', '.join(texts)})" if len(texts) > 1 else texts[0]
 
     def _value(self, message: ops.Message) -> str:
         """The expression for a message's value where it is read: made on this worker, or received."""

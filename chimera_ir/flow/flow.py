@@ -12,7 +12,7 @@ from itertools import chain
 
 from chimera_ir.ir.kinds import Kind, Value, all_kinds, values
 from chimera_ir.ir.levels import Header
-from chimera_ir.ir.ops import Compute, Message, Operation, Pair, Stage, Worker
+from chimera_ir.ir.ops import Blocks, Compute, Message, Operation, Pair, Stage, Worker
 
 ABSENT = -1
 """The number of an operation that does not exist."""
@@ -187,7 +187,9 @@ def follows(value: Value) -> tuple[Value, ...]:
     return tuple(reached)
 
 
-def crossing(header: Header, worker: Worker, numbered: Numbered) -> Iterator[tuple[int, Message, Worker]]:
+def crossing(
+    header: Header, worker: Worker, numbered: Numbered, blocks: Blocks
+) -> Iterator[tuple[int, Message, Worker]]:
     """Yields each message that a worker sends, in the order of its lane ``numbered``.
 
     An entry is the number of the operation that makes the message, the message, and the worker that receives it.
@@ -204,10 +206,15 @@ def crossing(header: Header, worker: Worker, numbered: Numbered) -> Iterator[tup
             for value, target in handed_on[part.kind, stage]:
                 receiver = pipe_of[micros[0]].workers[target]
                 if receiver != worker and header.has(micros[0], target):
-                    yield number, Message(micros, stage, target, value), receiver
+                    for together in blocks.of(micros, value, stage, target):
+                        yield number, Message(together, stage, target, value), receiver
 
 
-def passed_on(header: Header, message: Message) -> list[Message]:
+def passed_on(header: Header, message: Message, blocks: Blocks) -> list[Message]:
     """The messages that the receiver of ``message`` sends on: its own value of the same name, to each reader."""
-    micros, _, stage, value = message
-    return [Message(micros, stage, target, value) for target in header.readers(value, stage, micros[0])]
+    micros, stage, value = blocks.read_with(message), message.target, message.value
+    return [
+        Message(together, stage, target, value)
+        for target in header.readers(value, stage, micros[0])
+        for together in blocks.of(micros, value, stage, target)
+    ]

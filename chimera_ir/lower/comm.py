@@ -75,7 +75,7 @@ from typing import NamedTuple
 from chimera_ir.flow.flow import Flow, crossing, passed_on
 from chimera_ir.flow.net import Net
 from chimera_ir.ir.levels import Header, Schedule
-from chimera_ir.ir.ops import Communicators, Message, Slot, Worker
+from chimera_ir.ir.ops import Blocks, Communicators, Message, Slot, Worker
 from chimera_ir.ir.turns import Shelf, shelf
 
 AHEAD = 1
@@ -174,10 +174,11 @@ def _gathered(schedule: Schedule, ahead: int, run: EarliestRun | None, communica
     # The hand-overs between workers are the messages. For those without answers it is decided now where their sends are
     # waited for, as this decides for how long their memory is in use.
     places = Flow(schedule.header, chain.from_iterable(map(enumerate, schedule.lanes)))
-    links = _links(schedule, places)
+    blocks = Blocks(chain.from_iterable(schedule.lanes))
+    links = _links(schedule, places, blocks)
     waits = {} if run is None else _waits(schedule.header, links, run)
     if run is not None:
-        links = _kept_for_sends(schedule.header, places, links, waits)
+        links = _kept_for_sends(schedule.header, places, blocks, links, waits)
     return placed(links, [len(lane) for lane in schedule.lanes], waits, ahead, communicators)
 
 
@@ -217,13 +218,13 @@ def placed(
     return traffics
 
 
-def _links(schedule: Schedule, places: Flow) -> dict[Link, list[Transfer]]:
+def _links(schedule: Schedule, places: Flow, blocks: Blocks) -> dict[Link, list[Transfer]]:
     """The messages of every directed pair of workers, in the order sent; ``places`` are those in lanes."""
     header = schedule.header
     links: dict[Link, list[Transfer]] = defaultdict(list)
     for number, lane in enumerate(schedule.lanes):
         worker = Worker(number)
-        for produced, message, peer in crossing(header, worker, enumerate(lane)):
+        for produced, message, peer in crossing(header, worker, enumerate(lane), blocks):
             used, over = places.consumer(message), places.last_use(message)
             links[worker, peer].append(Transfer(message, worker, peer, produced, used, over))
     return links
@@ -278,7 +279,11 @@ def _waits(header: Header, links: Mapping[Link, Iterable[Transfer]], run: Earlie
 
 
 def _kept_for_sends(
-    header: Header, places: Flow, links: Mapping[Link, Iterable[Transfer]], waits: Mapping[Message, int]
+    header: Header,
+    places: Flow,
+    blocks: Blocks,
+    links: Mapping[Link, Iterable[Transfer]],
+    waits: Mapping[Message, int],
 ) -> dict[Link, list[Transfer]]:
     """Corrects ``over`` of all messages, for schedules in which no message answers some others.
 
@@ -291,7 +296,7 @@ def _kept_for_sends(
     def over(transfer: Transfer) -> int:
         last, received = transfer.over, [transfer.message]
         # What is made of a message is sent on, or read by a stage on this worker: then follow what that stage makes.
-        for made in chain.from_iterable(passed_on(header, message) for message in received):
+        for made in chain.from_iterable(passed_on(header, message, blocks) for message in received):
             if answered[made.edge]:
                 continue
             if header.worker(made.micros[0], made.target) != transfer.receiver:

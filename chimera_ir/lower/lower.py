@@ -22,12 +22,13 @@ from operator import attrgetter
 from sys import maxsize
 from typing import overload
 
-from chimera_ir.flow.flow import crossing
+from chimera_ir.flow.flow import Flow, crossing
 from chimera_ir.flow.live import MoveWaits, waited, waits_in_turn, waits_of
 from chimera_ir.flow.net import Net, TurnNet, net_of, turn_net
 from chimera_ir.ir.kinds import KINDS
 from chimera_ir.ir.levels import Header, Plan, Program, Schedule, in_full
 from chimera_ir.ir.ops import (
+    Blocks,
     Clock,
     Communicators,
     Compute,
@@ -39,7 +40,6 @@ from chimera_ir.ir.ops import (
     Recv,
     Send,
     Slot,
-    Stage,
     Unclocked,
     WaitRecv,
     WaitSend,
@@ -122,42 +122,42 @@ def forwards_header(trained: Header) -> Header:
 
 def _ordered(header: Header, lanes: Sequence[Sequence[Compute]]) -> Iterator[tuple[Compute, ...]]:
     """Yields each worker's operations in the order of the policy above, simulated with time 1 for each micro-batch."""
-    located: dict[tuple[tuple[Micro, ...], Stage], tuple[int, Compute]] = {}
-    for worker, lane in enumerate(lanes):
-        located |= {(operation.micros, operation.stage): (worker, operation) for operation in lane}
-    ready: list[list[tuple[tuple[int, tuple[Micro, ...]], Compute]]] = [[] for _ in lanes]
-    missing = {
-        (micros, stage): sum(header.has(micros[0], feeding) for feeding in header.feeding[stage])
-        for micros, stage in located
-    }
-    for worker, operation in located.values():
-        if not missing[operation.micros, operation.stage]:
-            heappush(ready[worker], (_urgency(operation), operation))
+    operations = [(worker, operation) for worker, lane in enumerate(lanes) for operation in lane]
+    flow = Flow(header, ((number, operation) for number, (_, operation) in enumerate(operations)))
+    needs = [flow.needs(operation) for _, operation in operations]
+    missing, following = [*map(len, needs)], list[list[int]]([] for _ in operations)
+    for number, before in enumerate(needs):
+        for other in before:
+            following[other].append(number)
+    ready: list[list[tuple[tuple[int, tuple[Micro, ...]], int]]] = [[] for _ in lanes]
+    for number, (worker, operation) in enumerate(operations):
+        if not missing[number]:
+            heappush(ready[worker], (_urgency(operation), number))
     # ``running`` is a heap of the operations that run, by their end; only ``awake`` workers may have something to
     # begin.
     ordered: list[list[Compute]] = [[] for _ in lanes]
-    running: list[tuple[int, int, Compute]] = []
+    running: list[tuple[int, int, int]] = []
     now, busy, awake = 0, [False] * len(lanes), {*range(len(lanes))}
     while awake:
         for worker in awake:
             if ready[worker] and not busy[worker]:
-                _, operation = heappop(ready[worker])
+                _, number = heappop(ready[worker])
+                operation = operations[number][1]
                 ordered[worker].append(operation)
                 busy[worker] = True
-                heappush(running, (now + len(operation.micros), worker, operation))
+                heappush(running, (now + len(operation.micros), worker, number))
         # Time goes on to the next end. What ends then frees its worker, and is an input of the stages that it feeds.
         awake = set()
         now = running[0][0] if running else now
         while running and running[0][0] == now:
-            _, worker, operation = heappop(running)
+            _, worker, done = heappop(running)
             busy[worker] = False
             awake.add(worker)
-            following = ((operation.micros, stage) for stage in header.fed[operation.stage])
-            for key in (key for key in following if key in missing):  # some stages may not have these micro-batches
-                missing[key] -= 1
-                if not missing[key]:
-                    worker, operation = located[key]
-                    heappush(ready[worker], (_urgency(operation), operation))
+            for number in following[done]:
+                missing[number] -= 1
+                if not missing[number]:
+                    worker, operation = operations[number]
+                    heappush(ready[worker], (_urgency(operation), number))
                     awake.add(worker)
     return map(tuple, ordered)
 
@@ -373,7 +373,7 @@ def _of_turn(net: TurnNet) -> Mapping[Link, list[Transfer]]:
             for place, operation in enumerate(lane.operations)
             for turn in [operation.micros[0] // period]
         )
-        for produced, message, peer in crossing(header, worker, of_turn):
+        for produced, message, peer in crossing(header, worker, of_turn, Blocks()):
             receiver = net.lanes[peer]
             last_use = max(
                 receiver.place(*net.at(flow.last_use(message._replace(micros=(Micro(micro % period),)))))

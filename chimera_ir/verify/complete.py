@@ -391,22 +391,37 @@ def _mixed(header: Header, operations: Iterable[Compute]) -> Iterator[Diagnostic
         if len(pipes) > 1 and operation.origin not in reported:
             reported.add(operation.origin)
             yield say.PipesMixed(operation.origin, line(operation, header), *pipes[:2])
+        for neighbour in (*header.feeding[operation.stage], *header.fed[operation.stage]) if header.absent else ():
+            has = [header.has(micro, neighbour) for micro in operation.micros]
+            if len({*has}) > 1 and operation.origin not in reported:
+                reported.add(operation.origin)
+                lacking = micros_name((operation.micros[has.index(False)],), header.slices)
+                names = line(operation, header), header.stage_name(neighbour), lacking
+                yield say.PartlyAbsent(operation.origin, *names)
         updates = list(dict.fromkeys(micro // header.per_update for micro in operation.micros))
         if len(updates) > 1 and operation.kind.sums and operation.origin not in reported:
             reported.add(operation.origin)
             yield say.UpdatesMixed(operation.origin, line(operation, header), *updates[:2])
 
 
+def _nested(first: tuple[Micro, ...], second: tuple[Micro, ...]) -> bool:
+    """Whether one of two blocks of micro-batches is a part of the other, in the same order."""
+    small, large = sorted((first, second), key=len)
+    start = large.index(small[0]) if small[0] in large else 0
+    return large[start : start + len(small)] == small
+
+
 def _differing(header: Header, operations: list[Compute]) -> Iterator[Diagnostic]:
-    data_flow = Flow(header, enumerate(operations))
+    data_flow, may_nest = Flow(header, enumerate(operations)), bool(header.named)
     differing: dict[tuple[Span, Span], list[tuple[Compute, Compute, Value]]] = {}
     for operation in operations:
         received = (value for value in operation.kind.reads if value.crosses)
-        first = operation.micros[0]
-        for value, stage in ((v, maker) for v in received for maker in header.makers(v, operation.stage, first)):
-            before = operations[data_flow.makers[value][first * header.stages + stage]]
-            if before.micros != operation.micros:
-                differing.setdefault((before.origin, operation.origin), []).append((before, operation, value))
+        for value, stage in ((v, s) for v in received for s in header.makers(v, operation.stage, operation.micros[0])):
+            cells = (data_flow.makers[value][micro * header.stages + stage] for micro in operation.micros)
+            for before in (operations[number] for number in dict.fromkeys(cells)):
+                if before.micros != operation.micros and not (may_nest and _nested(before.micros, operation.micros)):
+                    differing.setdefault((before.origin, operation.origin), []).append((before, operation, value))
     for (origin, end), pairs in differing.items():
         before, operation, value = pairs[0]
-        yield say.GroupsDiffer(end, line(before, header), origin, line(operation, header), value.noun, len(pairs))
+        message = say.BlocksDoNotNest if may_nest else say.GroupsDiffer
+        yield message(end, line(before, header), origin, line(operation, header), value.noun, len(pairs))

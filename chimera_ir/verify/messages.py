@@ -16,7 +16,7 @@ from chimera_ir.diagnostics.catalogue.program import Blocked, Deadlock, Receives
 from chimera_ir.diagnostics.catalogue.schedule import Conflict
 from chimera_ir.diagnostics.model import Diagnostic
 from chimera_ir.flow.engine import Played, play
-from chimera_ir.flow.flow import ABSENT, Flow, crossing
+from chimera_ir.flow.flow import ABSENT, Flow, crossing, passed_on
 from chimera_ir.flow.live import MoveStep
 from chimera_ir.ir.kinds import Kind, Readers, Resource
 from chimera_ir.ir.levels import Header, Plan, Program
@@ -368,10 +368,11 @@ def messages(program: Program, cells: Flow, places: Sequence[Places]) -> Iterato
     The operations of the program are complete and placed, and grouped the same way on all stages. ``cells`` is the flow
     of the program (`cells`), ``places`` are those of its lines about messages (`places`).
     """
+    blocks = program.blocks
     hand_overs = [
         (message, Worker(worker), peer)
         for worker, parts in enumerate(program.parts)
-        for _, message, peer in crossing(program.header, Worker(worker), parts.computes)
+        for _, message, peer in crossing(program.header, Worker(worker), parts.computes, blocks)
     ]
     wrong = [hand_over for hand_over in hand_overs if not _is_right(program, cells, places, hand_over)]
     # If every message has its four lines, and there are no more lines than these, each line is right.
@@ -430,7 +431,8 @@ def _foreign(program: Program, cells: Flow, worker: Worker, instruction: Talk) -
     if start == end:
         return say.WithinWorker(*where, start)
     maker = program.lanes[start][cells.producer(message)]
-    micros = _handed_on_with(maker, message)
+    handed_on = program.blocks.of(_made_with(maker, message), message.value, message.source, message.target)
+    micros = next(together for together in handed_on if message.micros[0] in together)
     if micros != message.micros:
         return say.PartOfMessage(
             *where,
@@ -441,8 +443,8 @@ def _foreign(program: Program, cells: Flow, worker: Worker, instruction: Talk) -
     return None if peer == worker else say.MessageElsewhere(*where, peer, verb)
 
 
-def _handed_on_with(maker: Instruction, message: Message) -> tuple[Micro, ...]:
-    """The micro-batches that ``maker`` hands on together with the first one of a message."""
+def _made_with(maker: Instruction, message: Message) -> tuple[Micro, ...]:
+    """The micro-batches of which ``maker`` makes the value together with that of the first one of a message."""
     parts = maker.parts if isinstance(maker, Compute | Pair) else ()
     handed_on = (
         part.micros
@@ -687,23 +689,21 @@ def slots(program: Program, cells: Flow, places: Sequence[Places]) -> Iterator[D
             before = held.get(shelf)
             if before is not None and before[1] >= place:
                 yield _in_use(program, worker, recv, *before)
-            held[shelf] = (recv, _last_use(program.header, worker, cells, places[worker], recv.message))
+            held[shelf] = (recv, _last_use(program, worker, cells, places[worker], recv.message))
 
 
-def _last_use(header: Header, worker: Worker, cells: Flow, places: Places, message: Message) -> int:
-    last = cells.last_use(message)
+def _last_use(program: Program, worker: Worker, cells: Flow, places: Places, message: Message) -> int:
+    last, header = cells.last_use(message), program.header
     if message.value.readers is not Readers.FED:
         return last
     # Forwards on the same worker may pass the same memory on: follow it to the stages that send.
-    workers, stages = header.pipe_of[message.micros[0]].workers, [message.target]
-    for stage in stages:
-        for target in header.readers(message.value, stage, message.micros[0]):
-            made = Message(message.micros, stage, target, message.value)
-            if workers[target] == worker:
-                stages.append(target)
-                last = max(last, cells.consumer(made))
-            else:
-                last = max(last, places[WaitSend][made])
+    workers, received = header.pipe_of[message.micros[0]].workers, [message]
+    for made in chain.from_iterable(passed_on(header, each, program.blocks) for each in received):
+        if workers[made.target] == worker:
+            received.append(made)
+            last = max(last, cells.consumer(made))
+        else:
+            last = max(last, places[WaitSend][made])
     return last
 
 

@@ -11,6 +11,7 @@ scripts.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, partial, partialmethod
+from itertools import chain, product
 from math import inf
 from typing import Any, NamedTuple, Self
 
@@ -237,7 +238,7 @@ class RecordedStage(RecordedWeights):
         super().__init__(recording, (stage,), initial)
         self._stage = stage
         self._version: int | None = None
-        self._values: set[tuple[Value, int | None]] = set()
+        self._values: set[tuple[Value, int | None]] = set()  # a value for each micro-batch
         makers = recording.header.makers
         # What each kind of operations reads of other stages: the roles of these values, and the stages that make them.
         self._received = {
@@ -300,7 +301,8 @@ class RecordedStage(RecordedWeights):
         has = self._recording.header.has
         for value in kind.hands_on:
             readers = [reader for reader, stage in self._readers[value] if has(group[0], stage)]
-            self._values.update(((_role(value), group, self._stage), reader) for reader in readers)
+            made = ((_role(value), (micro,), self._stage) for micro in group)
+            self._values.update(product(made, readers))
         return True
 
     def _reads(self, kind: Kind, group: Group) -> tuple[tuple[object, ...], ...]:
@@ -327,11 +329,11 @@ class RecordedStage(RecordedWeights):
         group = self._recording.in_run(micros)
         if not group:
             return None
-        value = role, group, self._stage
-        if (value, reader) not in self._values:
+        value, taken = (role, group, self._stage), {((role, (micro,), self._stage), reader) for micro in group}
+        if not taken <= self._values:
             text = self._recording.value_text(value)
             raise Differs(self._recording.next_line(), f"reads the {text}, which are not on this worker")
-        self._values.remove((value, reader))
+        self._values -= taken
         return value
 
     def _operation(self, kind: Kind, group: Group) -> ops.Compute:
@@ -392,6 +394,12 @@ class RecordedLane:
     def input(self, micros: Micros, stage: int = _DATASET) -> Value:
         """Returns the description that scripts get in place of the input of these micro-batches, for a stage."""
         return _INPUT, group_of(micros), stage
+
+    def join(self, *parts: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Returns the description of parts joined: of all their micro-batches, if nothing else differs."""
+        roles, groups, stages = zip(*parts, strict=True)
+        alike = len({*roles}) == len({*stages}) == 1
+        return (roles[0], tuple(chain.from_iterable(groups)), stages[0]) if alike else parts
 
     def target(self, micros: Micros, stage: int = _DATASET) -> Value:
         """Returns the description that scripts get in place of the target of these micro-batches, for a stage."""

@@ -96,7 +96,7 @@ _OF_MODULES = {_LANE, "Lane", "INTERFACE", "PROGRAM", "update", "turn", "evaluat
 """The names that a script may use outside its functions."""
 
 _OF_FUNCTIONS = {
-    *("range", "stage", "tie", "incoming", "outgoing", "input", "target"),
+    *("range", "stage", "tie", "incoming", "outgoing", "input", "target", "join"),
     *("isend", "irecv", "wait", "take", "all_reduce", "wait_all_reduce", "step", "stash", "drop"),
     *("at", "pair"),
 }

@@ -237,14 +237,14 @@ class Reference:
             with self.listening() as auxiliary:
                 for s, module in enumerate(map(self.alone, built)):
                     seed_all(seed_of("forward", self.seed, update, copy, micro, s))
-                    arguments, by_name = self._arguments(s, outputs, inputs)
+                    arguments, by_name = self._arguments(s, outputs, inputs, is_whole=len(built) < self.stages)
                     carry, start = carries.get(s, (None, 0))
                     end = start + _items((arguments, by_name))
                     outputs[s], left = _called(module, arguments, by_name, named, carry, start)
                     carries[s] = left, end
                     note(micro, s, outputs[s])
-                for s in self._sinks(len(built)):
-                    loss = self._loss(built[s], s)(outputs[s], self._part(target, s, self._sinks(len(built))))
+                for s in self._sinks():
+                    loss = self._judged(built, s, outputs, target)
                     pairs.append((*loss,) if isinstance(loss, (tuple, list)) else (loss, 1))
             total, count = sum(value for value, _ in pairs), pairs[-1][1]
             roots += [term.reshape(()) for term in (total, *(term for _, term in auxiliary)) if term.requires_grad]
@@ -258,18 +258,22 @@ class Reference:
             torch.autograd.backward([root / divisor for root in roots])
         return losses
 
-    def _edges(self, stages: int) -> Sequence[tuple[int, int, str]]:
-        return self.feeds if self.feeds and stages > 1 else [(s, s + 1, "") for s in range(stages - 1)]
+    def _edges(self) -> Sequence[tuple[int, int, str]]:
+        return self.feeds or [(stage, stage + 1, "") for stage in range(self.stages - 1)]
 
-    def _sinks(self, stages: int) -> list[int]:
-        feeding = {source for source, _, _ in self._edges(stages)}
-        return [stage for stage in range(stages) if stage not in feeding]
+    def _sinks(self) -> list[int]:
+        feeding = {source for source, _, _ in self._edges()}
+        return [stage for stage in range(self.stages) if stage not in feeding]
 
-    def _arguments(self, stage: int, outputs: Mapping[int, Any], inputs: Any) -> tuple[list[Any], dict[str, Any]]:
+    def _arguments(
+        self, stage: int, outputs: Mapping[int, Any], inputs: Any, *, is_whole: bool
+    ) -> tuple[list[Any], dict[str, Any]]:
         """Returns the positional arguments of a stage, and those by name: outputs of the stages that feed it, or its
-        input.
+        input. The ``is_whole`` model gets the whole input.
         """
-        edges = self._edges(self.stages)
+        if is_whole:
+            return [inputs], {}
+        edges = self._edges()
         fed = {target for _, target, _ in edges}
         feeds = [(outputs[source], keyword) for source, target, keyword in edges if target == stage]
         if stage not in fed:
@@ -282,9 +286,19 @@ class Reference:
             return value[self.names[stage]]
         return value
 
-    def _loss(self, module: torch.nn.Module, stage: int) -> Callable[[Any, Any], Any]:
-        loss = self.model.loss
-        return self.judge_in(module) or (loss[self.names[stage]] if isinstance(loss, Mapping) else loss)
+    def _judged(self, built: Sequence[torch.nn.Module], stage: int, outputs: Mapping[int, Any], target: Any) -> Any:
+        """Returns the loss of a stage that feeds no other; of a whole model, which returns a dict if there are several
+        such stages, the loss of the stage's entry.
+        """
+        is_whole, sinks = len(built) < self.stages, self._sinks()
+        output, module = (outputs[0], built[0]) if is_whole else (outputs[stage], built[stage])
+        if is_whole and len(sinks) > 1:
+            output = output[self.names[stage]]
+        loss: Any = self.judge_in(module) if stage == sinks[-1] or not is_whole else None
+        if loss is None:
+            loss = self.model.loss
+            loss = loss[self.names[stage]] if isinstance(loss, Mapping) else loss
+        return loss(output, self._part(target, stage, sinks))
 
     def build(self, stage: int) -> torch.nn.Module:
         """Builds a stage with its initial weights."""
@@ -302,7 +316,7 @@ class Reference:
             module.train()
         for part in evaluating:
             part.training = False
-        is_sink = stage in self._sinks(self.stages)
+        is_sink = stage in self._sinks()
         return self.with_loss(module, self.names[stage] if self.names else "").to(self.device) if is_sink else module
 
     def _made(self, number: int, make: Callable[[], torch.nn.Module]) -> torch.nn.Module:

@@ -65,7 +65,9 @@ def compare_with_model(reference: Reference) -> Agreement:
     partners = Partners(bare, whole, names, of_stages)
     if partners.wrong:
         raise mistakes.parameters_do_not_match(partners.wrong)
-    ends = [reference.with_loss(whole, "").eval()]  # with a loss of its own, which may change from call to call
+    ends = [
+        reference.with_loss(whole, reference.names[-1] if reference.names else "").eval()
+    ]  # with a loss of its own, which may change from call to call
     with torch.no_grad():
         for first, *others in tied:
             for place in others:

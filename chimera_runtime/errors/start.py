@@ -280,8 +280,9 @@ losses_are_of_others = Misuse.worded(
     "loss has functions for {losses:list}, and the stages of {scheme} that feed no other are {names:list}: give one "
     "function for each, or a single function for all"
 )
-losses_share_parameters = Misuse.worded(
-    "the losses of {names:list} share parameters: give each a module of its own, in a dict {{name: loss}}"
+loss_of_another_has_state = Misuse.worded(
+    "the loss of {name} is a module with parameters or buffers: where several stages compute a loss, only that of the "
+    "last one, {last}, may have any. Put those of the others into their stages"
 )
 SEVERAL_LOSSES_WITH_COUNTS = (
     "several stages compute a loss, so each loss must be the mean over its micro-batch: a sum and a count would differ "

@@ -138,7 +138,7 @@ class EvaluationStage:
     carries: Carries
     reports: SideNumbers | None
     readers: tuple[int | None, ...] = (None,)
-    _outputs: dict[tuple[Micros, int | None], Tensors] = field(default_factory=dict)
+    _outputs: dict[tuple[int, int | None], Tensors] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.forward_of_module = called(self.module, self.before)
@@ -148,14 +148,16 @@ class EvaluationStage:
         if not self.current.has(micros):
             return
         arguments = [(micros, inputs, targets)] if isinstance(micros, int) else self._split(micros, inputs, targets)
-        outputs = [self._run(micro, *values) for micro, *values in arguments if self.current.has(micro)]
-        if self.output is None:
-            together = outputs[0] if len(outputs) == 1 else join(outputs)
-            self._outputs.update(((micros, reader), together) for reader in self.readers)
+        for micro, *values in arguments:
+            if self.current.has(micro):
+                outputs = self._run(micro, *values)
+                if self.output is None:
+                    self._outputs.update(((micro, reader), outputs) for reader in self.readers)
 
     def outputs(self, micros: Micros, reader: int | None = None) -> Tensors:
-        """Returns the outputs of a forward and forgets them; an empty tuple if the micro-batches have no items."""
-        return self._outputs.pop((micros, reader)) if self.current.has(micros) else ()
+        """Returns the outputs of forwards and forgets them; an empty tuple if the micro-batches have no items."""
+        made = [self._outputs.pop((micro, reader)) for micro in numbers_of(micros) if self.current.has(micro)]
+        return join(made) if len(made) > 1 else made[0] if made else ()
 
     def _split(self, micros: tuple[int, ...], inputs: Any, targets: Any) -> Iterator[tuple[int, Any, Any]]:
         """Yields number, inputs and target of each micro-batch; inputs from a message are cut along dimension 0."""

@@ -298,17 +298,16 @@ def modules(world: World, model: Model, seed: int) -> dict[int, torch.nn.Module]
 
 
 def require_losses(job: Job, model: Model) -> None:
-    """Raises `Misuse` if a dict of losses has not one for each stage that feeds no other, or several of these would get
-    the same parameters from a loss.
+    """Raises `Misuse` if a dict of losses has not one for each stage that feeds no other, or a loss is a module with
+    parameters or buffers that would not be those of the last stage: they have no names of their own.
     """
     names = [*map(job.end_name, job.sinks)]
     if isinstance(model.loss, Mapping) and model.loss.keys() != {*names}:
         raise mistakes.losses_are_of_others(scheme=job.name, names=names, losses=[*model.loss])
-    if len(names) > 1:
-        modules = [module for name in names for module in modules_in(model.of_sink(name).loss)]
-        parameters = [*map(id, (parameter for module in modules for parameter in module.parameters()))]
-        if len({*parameters}) < len(parameters):
-            raise mistakes.losses_share_parameters(names=names)
+    for name in names[:-1]:
+        modules = modules_in(model.of_sink(name).loss)
+        if any([*module.parameters(), *module.buffers()] for module in modules):
+            raise mistakes.loss_of_another_has_state(name=name, last=names[-1])
 
 
 def require_frozen(job: Job, built: Mapping[int, torch.nn.Module]) -> None:

@@ -7,8 +7,9 @@ from dataclasses import replace
 import networkx as nx
 from hypothesis import strategies as st
 
+from chimera_ir.ir.graph import Absence, Feed, NamedStages
 from chimera_ir.ir.kinds import BACKWARD, FORWARD, INPUT_GRADIENT
-from chimera_ir.ir.levels import Absence, Feed, Header, NamedStages, Pipe, Plan
+from chimera_ir.ir.levels import Header, Pipe, Plan
 from chimera_ir.ir.ops import Clock, Compute, Micro, Planned, Stage, WeightGroup, Worker
 from chimera_ir.source import Span
 
@@ -161,7 +162,19 @@ def random_graph(seed: int) -> Plan:
     header = _header(workers, stages, placed, micro_batches)
     edges = tuple(Feed(Stage(s), Stage(t), "") for s, t in rng.sample(sorted(feeds), len(feeds)))
     header = replace(header, named=named, feeds=edges, pipes=tuple(_recomputing(pipe, rng) for pipe in header.pipes))
-    return Plan(header, tuple(_in_some_order(header, _groups(header, rng), inside | feeds, rng)))
+    return Plan(header, tuple(_in_some_order(header, _blocks(header, rng), inside | feeds, rng)))
+
+
+def _blocks(header: Header, rng: random.Random) -> list[Compute]:
+    """A forward and a backward of each micro-batch on each stage; a group takes some together, or one by one."""
+    together, wide = _groups(header, rng), rng.random() < 0.5
+    single = [(micro,) for group in together for micro in group]
+    computes = []
+    for _, start, stop in header.named:
+        for kind in (FORWARD, BACKWARD):
+            blocks = together if wide and rng.random() < 0.5 else single
+            computes += [Compute(kind, block, Stage(stage)) for block in blocks for stage in range(start, stop)]
+    return computes
 
 
 def with_absent(plan: Plan, seed: int) -> Plan:
@@ -191,31 +204,30 @@ def with_absent(plan: Plan, seed: int) -> Plan:
 
 
 def _in_some_order(
-    header: Header, groups: list[tuple[Micro, ...]], edges: set[tuple[int, int]], rng: random.Random
+    header: Header, left: list[Compute], edges: set[tuple[int, int]], rng: random.Random
 ) -> Iterator[Planned]:
     """All forwards and backwards, in a random order along the edges."""
-    stages = range(header.stages)
-    left = [Compute(kind, group, Stage(s)) for kind in (FORWARD, BACKWARD) for group in groups for s in stages]
-    done: set[tuple[object, tuple[Micro, ...], int]] = set()
+    done: set[tuple[object, Micro, int]] = set()
     clock = 0
     while left:
         ready = [each for each in left if all(need in done for need in _needs(each, edges))]
         operation = rng.choice(ready)
         left.remove(operation)
-        done.add((operation.kind, operation.micros, operation.stage))
+        done |= {(operation.kind, micro, operation.stage) for micro in operation.micros}
         worker = header.worker(operation.micros[0], operation.stage)
         origin = Span(10 * clock, 10 * clock + 5)
         yield Planned(Clock(clock), worker, replace(operation, origin=origin))
         clock += 1
 
 
-def _needs(operation: Compute, edges: set[tuple[int, int]]) -> Iterator[tuple[object, tuple[Micro, ...], int]]:
+def _needs(operation: Compute, edges: set[tuple[int, int]]) -> Iterator[tuple[object, Micro, int]]:
     forward = operation.kind is FORWARD
-    for source, target in edges:
-        if operation.stage == (target if forward else source):
-            yield operation.kind, operation.micros, source if forward else target
-    if not forward:
-        yield FORWARD, operation.micros, operation.stage
+    for micro in operation.micros:
+        for source, target in edges:
+            if operation.stage == (target if forward else source):
+                yield operation.kind, micro, source if forward else target
+        if not forward:
+            yield FORWARD, micro, operation.stage
 
 
 def _recomputing(pipe: Pipe, rng: random.Random) -> Pipe:

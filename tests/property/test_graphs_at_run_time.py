@@ -60,7 +60,7 @@ def graphs(draw: st.DrawFn) -> Drawn:
         "frozen": draw(some)[: len(stages) - 1],
         "split": draw(some),
         "recompute": draw(some),
-        "together": draw(st.sampled_from([1, 1, 2])),
+        "together": draw(st.lists(st.sampled_from([1, 1, 2, 4]), min_size=start, max_size=start)),
     }
     return Drawn(groups, [Edge(*edge, name) for edge, name in zip(feeds, keywords, strict=True)], asked)
 
@@ -104,8 +104,8 @@ def _alone() -> Iterator[None]:
 
 @pytest.mark.usefixtures("_alone")
 @examples(40)
-@given(drawn=graphs(), seed=st.integers(0, 9))
-def test_a_graph_on_one_rank_trains_as_a_walk_of_it_does(drawn: Drawn, seed: int) -> None:
+@given(drawn=graphs(), seed=st.integers(0, 9), items=st.integers(1, MICRO_BATCHES * SIZE))
+def test_a_graph_on_one_rank_trains_as_a_walk_of_it_does(drawn: Drawn, seed: int, items: int) -> None:
     torch.manual_seed(seed)
     x, y = torch.randn(2, MICRO_BATCHES * SIZE, WIDTH, dtype=torch.float64)
     made = [Node(stage, stage in drawn.sinks).double() for stage in drawn.stages]
@@ -119,12 +119,71 @@ def test_a_graph_on_one_rank_trains_as_a_walk_of_it_does(drawn: Drawn, seed: int
         chimera_ir.compile(path).write(Path(folder, "out"))
         with Pipeline(Path(folder, "out"), lambda s, _: made[s], loss, (x[:SIZE], y[:SIZE])) as pipe:
             outcome = pipe.step((x, y))
+            assert not any(stage._made for stage in pipe._updates.stages.values()), "what is made is taken"
             total = walked(drawn, alone, x, y)
             total.backward()
             assert outcome is not None
             assert outcome.loss == pytest.approx(total.item(), rel=1e-12)
             assert float(pipe.evaluate([(x, y)])) == pytest.approx(total.item(), rel=1e-12)
+            fewer = x[:items], y[:items]
+            assert float(pipe.evaluate([fewer])) == pytest.approx(walked(drawn, alone, *fewer).item(), rel=1e-12)
     for stage, (here, there) in enumerate(zip(made, alone, strict=True)):
         for mine, theirs in zip(here.parameters(), there.parameters(), strict=True):
             assert (mine.grad is None) is (theirs.grad is None), stage
             assert mine.grad is None or torch.allclose(mine.grad, theirs.grad, rtol=1e-10, atol=1e-14), stage
+
+
+PAIRS = """\
+schedule pairs
+workers 1
+stages 4
+micro_batches 2
+named image 0..1 sound 1..2 text 2..4
+feeds s0->s2
+feeds s1->s2 as from_1
+pipe down on 0 0 0 0 micros 0..2
+
+worker 0:
+  F m0 s0
+  F m0 s1
+  F m0 s2
+  F m1 s0
+  F m1 s1
+  F m0 s3
+  F m1 s2 & B m0 s3
+  F m1 s3 & B m0 s2
+  B m1 s3
+  B m0 s0
+  B m0 s1
+  B m1 s2
+  B m1 s0
+  B m1 s1
+"""
+
+
+class Both(Node):
+    """Runs the backward of a pair behind its forward."""
+
+    def forward_and_backward(self, *values: Any, backward: Any, **named: Any) -> Any:
+        result = self(*values, **named)
+        backward()
+        return result
+
+
+@pytest.mark.usefixtures("_alone")
+@pytest.mark.parametrize("kind", [Node, Both])
+def test_pairs_of_stages_that_several_feed(tmp_path: Path, kind: type[Node]) -> None:
+    drawn = Drawn({"image": 1, "sound": 1, "text": 2}, [Edge(0, 2), Edge(1, 2, "from_1")], {})
+    torch.manual_seed(0)
+    x, y = torch.randn(2, 2 * SIZE, WIDTH, dtype=torch.float64)
+    made = [kind(stage, stage == 3).double() for stage in range(4)]
+    alone = copy.deepcopy(made)
+    (tmp_path / "pairs.sir").write_text(PAIRS)
+    chimera_ir.compile(tmp_path / "pairs.sir").write(tmp_path / "out")
+    assert "stage2.pair((1, (*stage0.outputs(1), *stage1.outputs(1)))," in (tmp_path / "out" / "rank_0.py").read_text()
+    with Pipeline(tmp_path / "out", lambda s, _: made[s], loss, (x[:SIZE], y[:SIZE])) as pipe:
+        pipe.step((x, y))
+    walked(drawn, alone, x, y).backward()
+    for here, there in zip(made, alone, strict=True):
+        for mine, theirs in zip(here.parameters(), there.parameters(), strict=True):
+            assert torch.allclose(mine.grad, theirs.grad, rtol=1e-10, atol=1e-14)

@@ -379,6 +379,16 @@ class ReadNowhere(Diagnostic, code="CH342"):
     fed: str
 
 
+class PartlyAbsent(Diagnostic, code="CH343"):
+    meaning = "An operation over several micro-batches of which a neighbouring stage lacks only some."
+    title = "`{operation}` is over micro-batches of which stage {stage} lacks some, as {micro_batch}"
+    label = "over several micro-batches"
+    help = "take micro-batches together that stage {stage} has, or those that it lacks"
+    operation: str
+    stage: str
+    micro_batch: str
+
+
 class FrozenStage(Diagnostic, code="CH333"):
     meaning = "An operation that a frozen stage does not have."
     title = (
@@ -469,6 +479,11 @@ class GroupsDiffer(Diagnostic, code="CH312"):
     after: str
     what: str
     count: int
+
+
+BlocksDoNotNest = GroupsDiffer.worded(
+    "BlocksDoNotNest", help="let the micro-batches of one of the two be a part of those of the other, in their order"
+)
 
 
 class PipesMixed(Diagnostic, code="CH313"):

@@ -2,8 +2,9 @@
 
 Variables say what is asked for. SOURCES and SINKS name the groups that get an input and a target, if several do; LOSSES
 says that each sink has a loss of its own, COUNTS that the loss is a sum and a count. FROZEN lists stages that are not
-trained, LAST those that feed no other, TIED those that share weights. PLAIN stages hand on one tensor. Items are of
-WIDTH numbers, or with SEQUENCE of a sequence of these, in which stages look back.
+trained, LAST those that feed no other, TIED those that share weights, EDGES the edges of the model in one process.
+PLAIN stages hand on one tensor. Items are of WIDTH numbers, or with SEQUENCE of a sequence of these, in which stages
+look back.
 """
 
 import os
@@ -74,6 +75,35 @@ def error(output, target):
 
 def distance(output, target):
     return (output - target).abs().mean()
+
+
+class Whole(nn.Module):
+    """The same in one module, which walks the EDGES."""
+
+    def __init__(self, edges):
+        super().__init__()
+        self.edges = edges
+        self.parts = nn.ModuleList([build_stage(s, 0) for s in range(1 + max(target for _, target, _ in edges))])
+
+    def forward(self, x):
+        outputs, sources = [], iter(SOURCES)
+        for stage, part in enumerate(self.parts):
+            fed = [(outputs[source], name) for source, target, name in self.edges if target == stage]
+            values = [value for value, name in fed if not name] if fed else [x[next(sources)] if SOURCES else x]
+            outputs.append(part(*values, **{name: value for value, name in fed if name}))
+        last = [outputs[int(stage)] for stage in LAST]
+        return dict(zip(SINKS, last, strict=True)) if SINKS else last[0]
+
+
+def name(stage, parameter):
+    return f"parts.{stage}.{parameter}"
+
+
+if "EDGES" in os.environ:
+
+    def reference():
+        edges = [(*edge.split("-"), "")[:3] for edge in os.environ["EDGES"].split()]
+        return Whole([(int(source), int(target), name) for source, target, name in edges])
 
 
 loss = dict(zip(SINKS, (error, distance), strict=False)) if "LOSSES" in os.environ else error

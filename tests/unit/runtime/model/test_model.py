@@ -96,6 +96,17 @@ def test_words_for_the_model_file_are_refused_unless_a_function_takes_them(
         load(tmp_path / "model.py", {"args": ["--wide"]})
 
 
+def test_a_file_may_have_a_loss_for_each_stage_that_feeds_no_other(tmp_path: Path) -> None:
+    file = tmp_path / "model.py"
+    file.write_text(
+        "build_stage = dataset = optimizer = print\n"
+        "loss = {'text': lambda output, target: (output, target), 'head': lambda output, target, args: args}\n"
+    )
+    of_file = load(file, {"args": ["--twice"]})
+    assert of_file.of_sink("text").loss(1, 2) == (1, 2)
+    assert of_file.of_sink("head").loss(1, 2) == ["--twice"]
+
+
 def test_a_file_without_on_step_is_told_of_no_update_and_an_error_in_one_is_its_own(tmp_path: Path) -> None:
     made().stepped(None, None)
     (tmp_path / "model.py").write_text(

@@ -396,6 +396,14 @@ def test_layers_run_each_under_autocast() -> None:
     assert of_model.build_stage.ranges(2) == [range(1), range(1, 2)]
 
 
+def test_each_of_several_losses_runs_under_autocast() -> None:
+    def is_on(_output: torch.Tensor, _target: torch.Tensor) -> bool:
+        return torch.is_autocast_enabled("cpu")
+
+    of_model = under(replace(model(), loss={"text": is_on, "head": is_on}))
+    assert [of_model.of_sink(name).loss(torch.ones(1), torch.ones(1)) for name in ("text", "head")] == [True, True]
+
+
 def test_what_is_no_module_is_left_to_whoever_looks_at_it() -> None:
     assert under(model(lambda *_: 3)).build_stage(0, 1) == 3  # type: ignore[arg-type, return-value]
 
