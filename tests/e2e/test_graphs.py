@@ -12,6 +12,7 @@ from tests.e2e.ranks import Job, Outcome, compiled, run_all
 from tests.graphs import Edge, Groups, edges_of, plan
 
 LOOP = Path(__file__).parent / "loops" / "graphs.py"
+MODEL_OF_A_PAGE = Path(__file__).resolve().parents[2] / "docs" / "examples" / "two_encoders.py"
 CHECK = ("--check-only", "--micro-batch-size", "2")
 TRAINED = ("--micro-batch-size", "2", "--steps", "2", "--eval-every", "1", "--clip-norm", "0.1", "--check")
 
@@ -142,6 +143,15 @@ def jobs(folder: Path) -> Iterator[Job]:
         yield Job(f"rehearsed {name}", directory, rehearsed, "graphs.py", graph.environment())
 
 
+def of_the_library(folder: Path) -> Iterator[Job]:
+    """The model of the page on models of several parts, and each of the library's schemes for such models."""
+    trained = ("--micro-batch-size", "2", "--steps", "2", "--check")
+    yield Job("page", compiled(folder, "two_encoders", a=1, b=1, D=2, N=4), trained, str(MODEL_OF_A_PAGE))
+    yield Job("encoder_decoder", compiled(folder, "encoder_decoder", E=2, D=2), CHECK, "graphs.py", {"LAST": "3"})
+    for scheme in ("colocated", "colocated_nested"):
+        yield Job(scheme, compiled(folder, scheme, P=4, N=8), CHECK, "graphs.py", {"LAST": "4"})
+
+
 def going_on(folder: Path, name: str) -> Iterator[Job]:
     """Jobs that train four updates, and two and then two more from a checkpoint."""
     graph = GRAPHS[name]
@@ -163,11 +173,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def ran(folder: Path) -> dict[str, Outcome]:
-    return run_all(folder, 4, [*jobs(folder), *going_on(folder, "heads")])
+    return run_all(folder, 4, [*jobs(folder), *of_the_library(folder), *going_on(folder, "heads")])
 
 
 @pytest.mark.parametrize("name", [*VARIANTS, *WIDTHS, *MOVED, *(f"trained {name}" for name in GRAPHS)])
 def test_a_graph_of_stages_trains_as_one_process_does(ran: dict[str, Outcome], name: str) -> None:
+    ran[name].assert_passed()
+    assert "check: passed" in ran[name].said[0]
+
+
+@pytest.mark.parametrize("name", ["page", "encoder_decoder", "colocated", "colocated_nested"])
+def test_schemes_of_the_library_for_graphs_train_as_one_process_does(ran: dict[str, Outcome], name: str) -> None:
     ran[name].assert_passed()
     assert "check: passed" in ran[name].said[0]
 
