@@ -14,8 +14,8 @@ from chimera_ir.codegen.rolling import counter, lane_lines, reach, roll, turn_li
 from chimera_ir.codegen.statements import LinkVariables, Notation, Scribe, links, weights
 from chimera_ir.flow.net import RunnableTurn, lag, runnable_turns
 from chimera_ir.ir.kinds import COSTED, RECOMPUTATION, Kind, Value, values
-from chimera_ir.ir.levels import Header
-from chimera_ir.ir.ops import Compute, Crossing, LaneParts, Stage, WeightGroup, Worker, singles
+from chimera_ir.ir.levels import Header, Program
+from chimera_ir.ir.ops import Blocks, Compute, Crossing, LaneParts, Stage, WeightGroup, Worker, singles
 from chimera_ir.ir.rolled import Loop, RolledProgram
 from chimera_ir.ir.streams import ProgramStream
 from chimera_ir.ir.text.printer import runs
@@ -89,7 +89,9 @@ def _counting(header: Header) -> str:
 def _body(verified: Verified, worker: Worker) -> BodyView:
     header, parts = verified.header, verified.program.parts[worker]
     used = links(parts)
-    scribe = Scribe(header, worker, used, Notation(), verified.program.blocks)
+    # A program of turns is not written out; in it all stages take the same micro-batches together.
+    blocks = verified.program.blocks if isinstance(verified.level, Program) else Blocks()
+    scribe = Scribe(header, worker, used, Notation(), blocks)
     has_loops = False
     if isinstance(verified.level, ProgramStream):
         lines = list(turn_lines(scribe, verified.level.turns[worker]))

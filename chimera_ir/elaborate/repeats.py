@@ -218,13 +218,16 @@ def _planned(entry: Entry, place: Place, header: Header) -> Planned:
 def lists_of(outline: Outline) -> Lists | None:
     """The lists of a scheme in which every list has turns; None if any has none, or anything may be wrong with them.
 
-    Streams have none, nor have micro-batches of different weights or recomputation, or operations without clocks.
+    Streams have none, nor have micro-batches of different weights or recomputation, or operations without clocks, nor
+    graphs of stages that take several micro-batches together.
     """
     header = outline.header
     uneven = header.weights or any(pipe.recomputed for pipe in header.pipes)
+    subjects = (subject for shape in outline.shapes for line in shape.operations for subject in line.subjects)
     if (
         outline.endless is not None
         or uneven
+        or (header.named and any(isinstance(subject.micro, ast.Range) for subject in subjects))
         or any(line.clock is None for s in outline.shapes for line in s.operations)
     ):
         return None

@@ -5,7 +5,6 @@ generators. A micro-batch may have fewer items than in training. It may also hav
 calls of the script for this micro-batch do nothing.
 """
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -139,8 +138,7 @@ class EvaluationStage:
     carries: Carries
     reports: SideNumbers | None
     readers: tuple[int | None, ...] = (None,)
-    _outputs: dict[tuple[Micros, int | None], Tensors] = field(default_factory=dict)
-    _taken: defaultdict[tuple[Micros, int | None], set[int]] = field(default_factory=lambda: defaultdict(set))
+    _outputs: dict[tuple[int, int | None], Tensors] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.forward_of_module = called(self.module, self.before)
@@ -150,30 +148,16 @@ class EvaluationStage:
         if not self.current.has(micros):
             return
         arguments = [(micros, inputs, targets)] if isinstance(micros, int) else self._split(micros, inputs, targets)
-        outputs = [self._run(micro, *values) for micro, *values in arguments if self.current.has(micro)]
-        if self.output is None:
-            together = outputs[0] if len(outputs) == 1 else join(outputs)
-            self._outputs.update(((micros, reader), together) for reader in self.readers)
+        for micro, *values in arguments:
+            if self.current.has(micro):
+                outputs = self._run(micro, *values)
+                if self.output is None:
+                    self._outputs.update(((micro, reader), outputs) for reader in self.readers)
 
     def outputs(self, micros: Micros, reader: int | None = None) -> Tensors:
-        """Returns the outputs of a forward and forgets them; an empty tuple if the micro-batches have no items."""
-        if not self.current.has(micros):
-            return ()
-        if (micros, reader) in self._outputs:
-            return self._outputs.pop((micros, reader))
-        return self._take_part(micros, reader)
-
-    def _take_part(self, micros: Micros, reader: int | None) -> Tensors:
-        """Takes the outputs of some of the micro-batches of a forward over several."""
-        wanted = numbers_of(micros)
-        key = next(key for key in self._outputs if key[1] == reader and wanted[0] in numbers_of(key[0]))
-        block, outputs, taken = numbers_of(key[0]), self._outputs[key], self._taken[key]
-        taken.update(wanted)
-        if taken.issuperset(number for number in block if self.current.has(number)):
-            del self._outputs[key], self._taken[key]
-        start = sum(map(self.current.size, block[: block.index(wanted[0])]))
-        end, total = start + self.current.size(micros), self.current.size(block)
-        return tuple(_share(tensor, start, end, total) for tensor in outputs)
+        """Returns the outputs of forwards and forgets them; an empty tuple if the micro-batches have no items."""
+        made = [self._outputs.pop((micro, reader)) for micro in numbers_of(micros) if self.current.has(micro)]
+        return join(made) if len(made) > 1 else made[0] if made else ()
 
     def _split(self, micros: tuple[int, ...], inputs: Any, targets: Any) -> Iterator[tuple[int, Any, Any]]:
         """Yields number, inputs and target of each micro-batch; inputs from a message are cut along dimension 0."""

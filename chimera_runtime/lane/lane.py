@@ -124,6 +124,11 @@ class Lane:
         """Returns the link on which stage ``source`` sends a value to stage ``target`` of another worker."""
         return self._components.outgoing[Route(source, target, worker, value)]
 
+    def join(self, *messages: Tensors) -> Tensors:
+        """Joins tensors of several micro-batches along dimension 0; those of micro-batches without items are empty."""
+        present = [message for message in messages if message]
+        return join(present) if present else ()
+
     def input(self, micros: Micros, *stage: int) -> Any:
         """Returns the input of a micro-batch; for several micro-batches, a tuple of inputs. If several stages get an
         input, ``stage`` says which of them.
@@ -131,12 +136,6 @@ class Lane:
         if isinstance(micros, tuple):
             return tuple([self.input(micro, *stage) for micro in micros])
         return self._load_input(self.first, micros, *stage)
-
-    def join(self, *messages: Tensors) -> Tensors:
-        """Joins values of successive micro-batches, which were made apart and are read together, along dimension 0; in
-        an evaluation those of micro-batches that have items.
-        """
-        return join([message for message in messages if message])
 
     def target(self, micros: Micros, *stage: int) -> Any:
         """Returns the target of a micro-batch, for a loss; other arguments are those of `input`."""

@@ -1,6 +1,5 @@
 """A stage on a rank: forwards, backwards and their halves, and what a forward keeps for its backward."""
 
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import AbstractContextManager
 from functools import partial, partialmethod
@@ -47,10 +46,8 @@ def _handed_on(value: str) -> Callable[["Stage", Micros], Tensors]:
     """
 
     def taken(self: "Stage", micros: Micros, reader: int | None = None) -> Tensors:
-        try:
-            tensors, before = self._made.pop((value, micros, reader))
-        except KeyError:  # it was made together with that of other micro-batches
-            tensors, before = self._take_part(value, micros, reader)
+        made = self._made.pop((value, micros, reader), None)
+        tensors, before = self._part_of_made(value, micros, reader) if made is None else made
         if [*map(VERSION, tensors)] != before:
             raise memory_was_written(self.number, "another stage", micros)
         return tensors
@@ -129,7 +126,8 @@ class Stage(WeightGroup):
         self._saved: dict[int, SavedGraph | SavedInput] = {}
         self._half_backwards: dict[int, HalfBackward] = {}
         self._made: dict[tuple[str, Micros, int | None], tuple[Tensors, list[int]]] = {}
-        self._taken: defaultdict[tuple[str, Micros, int | None], set[int]] = defaultdict(set)  # micro-batches of it
+        # What was made of several micro-batches together, by each of them, once a part is taken: with place and size.
+        self._parts: dict[tuple[str, int, int | None], tuple[Tensors, list[int], int, int]] = {}
         self._moves = TensorMoves(number, self._saved, self._half_backwards, host_link)
 
     @property
@@ -218,16 +216,16 @@ class Stage(WeightGroup):
             read = tensors if places is None else tuple([tensors[place] for place in places])
             self._made[value, micros, reader] = read, [*map(VERSION, read)]
 
-    def _take_part(self, value: str, micros: Micros, reader: int | None) -> tuple[Tensors, list[int]]:
-        """Takes what an operation over several micro-batches has made of some of them, which a reader takes apart."""
-        wanted = numbers_of(micros)
-        key = next(key for key in self._made if key[::2] == (value, reader) and wanted[0] in numbers_of(key[1]))
-        block, (tensors, before), taken = numbers_of(key[1]), self._made[key], self._taken[key]
-        taken.update(wanted)
-        if taken.issuperset(block):
-            del self._made[key], self._taken[key]
-        start = block.index(wanted[0])
-        return part(tensors, start, start + len(wanted), len(block)), before
+    def _part_of_made(self, value: str, micros: Micros, reader: int | None) -> tuple[Tensors, list[int]]:
+        """Removes and returns some micro-batches of a value that was made of these and others together."""
+        numbers = numbers_of(micros)
+        if (value, numbers[0], reader) not in self._parts:
+            block = next(m for v, m, r in self._made if (v, r) == (value, reader) and numbers[0] in numbers_of(m))
+            tensors, before = self._made.pop((value, block, reader))
+            for place, micro in enumerate(numbers_of(block)):
+                self._parts[value, micro, reader] = tensors, before, place, len(numbers_of(block))
+        (tensors, before, place, size), *_ = [self._parts.pop((value, micro, reader)) for micro in numbers]
+        return part(tensors, place, place + len(numbers), size), before
 
     outputs, input_gradients = _handed_on("y"), _handed_on("dx")
 

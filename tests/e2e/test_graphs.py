@@ -82,6 +82,23 @@ VARIANTS: dict[str, tuple[Graph, dict[str, Any]]] = {
 MOVED = {"moves": (DECODER, "36"), "moves of a net": (NET, "24")}
 """Graphs whose activations move to the host, and the width of their values."""
 
+WIDE = """
+scheme wide(a = 4, b = 2, N = 8)
+feeds encoder[1] -> decoder[s in 0..2]
+workers 4
+pipe down {
+  stages encoder[i in 0..2] on i
+  stages decoder[s in 0..2] on 2 + s
+  micros m in 0..N
+  F(m..m+a, encoder[i]) prefer m when m % a == 0
+  F(m..m+b, decoder[s]) prefer m when m % b == 0
+  B(m..m+a, decoder[s]) prefer m when m % a == 0
+  B(m..m+b, encoder[i]) prefer m when m % b == 0
+}
+"""
+WIDTHS = {"4 to 2": (4, 2), "2 to 4": (2, 4), "1 to 4": (1, 4), "8 to 1 with counts": (8, 1)}
+"""How many micro-batches the encoder and the decoder take together."""
+
 LONG = {"two encoders", "encoder and decoder"}
 """Those with so many micro-batches that scripts have loops."""
 
@@ -107,6 +124,11 @@ def jobs(folder: Path) -> Iterator[Job]:
         further |= {"TIED": " ".join(map(str, asked["tied"]))} if "tied" in asked else {}
         environment = graph.environment(asked.get("frozen", ()), **further)
         yield Job(name, directory, CHECK, "graphs.py", environment)
+    for name, (a, b) in WIDTHS.items():
+        (path := folder / "wide.chim").write_text(WIDE)
+        directory = compiled(folder, str(path), a=a, b=b)
+        further = {"COUNTS": "1"} if "counts" in name else {"PLAIN": "1"} if a < b else {}
+        yield Job(name, directory, CHECK, "graphs.py", DECODER.environment(**further))
     for name, (graph, width) in MOVED.items():
         path = written(folder, name, graph, 8, ("--offload", "auto"))
         yield Job(name, path, CHECK, "graphs.py", graph.environment(WIDTH=width))
@@ -144,7 +166,7 @@ def ran(folder: Path) -> dict[str, Outcome]:
     return run_all(folder, 4, [*jobs(folder), *going_on(folder, "heads")])
 
 
-@pytest.mark.parametrize("name", [*VARIANTS, *MOVED, *(f"trained {name}" for name in GRAPHS)])
+@pytest.mark.parametrize("name", [*VARIANTS, *WIDTHS, *MOVED, *(f"trained {name}" for name in GRAPHS)])
 def test_a_graph_of_stages_trains_as_one_process_does(ran: dict[str, Outcome], name: str) -> None:
     ran[name].assert_passed()
     assert "check: passed" in ran[name].said[0]

@@ -10,9 +10,10 @@ import pytest
 from chimera_ir.codegen.statements import Notation, Scribe, links
 from chimera_ir.flow.flow import Flow, crossing
 from chimera_ir.flow.net import net_of
+from chimera_ir.ir.graph import Feed, NamedStages
 from chimera_ir.ir.kinds import ACTIVATIONS, BACKWARD, FORWARD, GRADIENTS, KEPT, Kind, Trained, Value
-from chimera_ir.ir.levels import Feed, Header, NamedStages, Pipe, Schedule
-from chimera_ir.ir.ops import Compute, Message, Micro, Stage, Worker
+from chimera_ir.ir.levels import Header, Pipe, Schedule
+from chimera_ir.ir.ops import Blocks, Compute, Message, Micro, Stage, Worker
 from chimera_ir.ir.text.printer import line
 from chimera_ir.lower.lower import forwards, lower
 from chimera_ir.verify.cycle import acyclic, first_value
@@ -93,7 +94,7 @@ def test_a_value_crosses_to_each_of_its_readers() -> None:
     sent = [
         (message, receiver)
         for worker, lane in enumerate(SCHEDULE.lanes)
-        for _, message, receiver in crossing(HEADER, Worker(worker), enumerate(lane))
+        for _, message, receiver in crossing(HEADER, Worker(worker), enumerate(lane), Blocks())
     ]
     assert sent == [
         (Message((MICRO,), FIRST, LAST, ACTIVATIONS), 2),
@@ -123,7 +124,7 @@ def test_lanes_receive_from_every_stage_that_feeds_them_and_scripts_hand_all_of_
         "send m0 s2->s0 to w0",
         "send m0 s2->s1 to w1",
     ]
-    scribe = Scribe(HEADER, Worker(2), links(program.parts[2]), Notation())
+    scribe = Scribe(HEADER, Worker(2), links(program.parts[2]), Notation(), program.blocks)
     assert scribe.statement(operation(FORWARD, LAST)) == (
         "stage2.forward(0, (*in_s0_s2.take(0), *in_s1_s2.take(0)), lane.target(0))"
     )
