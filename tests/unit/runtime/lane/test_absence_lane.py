@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from chimera_runtime.lane.absence_lane import AbsenceLane
+from chimera_runtime.lane.absence_lane import AbsenceLane, at_times
 from chimera_runtime.lane.lane import LaneComponents
 from chimera_runtime.program.absence import Absence
 from chimera_runtime.program.job import Feed
@@ -18,24 +18,24 @@ GRAPH = job(
 
 
 class Noting:
-    """Notes the calls of any method, by its own name; a call returns the arguments."""
+    """Notes the calls of methods, by its own name; a call returns the arguments."""
 
-    def __init__(self, name: str, calls: list[Any]) -> None:
-        self._name, self._calls = name, calls
+    def __init__(self, name: str, calls: list[Any], methods: str) -> None:
+        def noted(method: str) -> Any:
+            return lambda *arguments: [calls.append((name, method, *map(str, arguments))), arguments][1]
 
-    def __getattr__(self, method: str) -> Any:
-        def call(*arguments: Any) -> Any:
-            self._calls.append((self._name, method, *map(str, arguments)))
-            return arguments
+        vars(self).update({method: noted(method) for method in methods.split()})
 
-        return call
+
+STAGE = "begin forward backward pair input_gradients all_reduce wait_all_reduce step"
 
 
 def lane_of(absence: Absence, calls: list[Any], total: Any = None) -> AbsenceLane:
-    stages = {number: Noting(f"s{number}", calls) for number in range(3)}
+    stages = {number: Noting(f"s{number}", calls, STAGE) for number in range(3)}
     out, back = Route(0, 2, 1), Route(2, 1, 1)
-    links = {out: Noting("s0->s2", calls)}, {back: Noting("s2->s1", calls)}
-    return AbsenceLane(LaneComponents(stages, *links, lambda *_: None, lambda *_: None), absence, total)
+    links = {out: Noting("s0->s2", calls, "wait")}, {back: Noting("s2->s1", calls, "isend")}
+    components = LaneComponents(stages, *links, lambda *_: None, lambda *_: None)
+    return AbsenceLane(at_times(components, absence, counted=total is not None), absence, total)
 
 
 def test_calls_about_a_stage_that_a_micro_batch_lacks_do_nothing() -> None:
@@ -78,12 +78,15 @@ def test_of_a_pair_the_operation_runs_that_its_micro_batch_has() -> None:
     assert [call[:2] for call in calls] == [("s2", "backward"), ("s2", "forward"), ("s0", "pair")]
 
 
-def test_where_nothing_lacks_the_script_gets_the_components_themselves() -> None:
-    calls: list[Any] = []
-    lane = lane_of(Absence(GRAPH), calls, total=lambda count: count)
+def test_where_nothing_lacks_the_script_calls_the_methods_themselves() -> None:
+    absence = Absence(GRAPH)
+    lane = lane_of(absence, [], total=lambda count: count)
     lane.begin(0)
-    assert type(lane.stage(0)) is Noting
-    assert type(lane.incoming(0, 2, 1)) is Noting
+    for part, method in ((lane.stage(0), "forward"), (lane.stage(1), "step"), (lane.incoming(0, 2, 1), "wait")):
+        assert vars(part)[method] is vars(part.part)[method]
+    absence.by_data, absence.is_felt = [frozenset({0}), frozenset()], True
+    lane.begin(1)
+    assert vars(lane.stage(0))["forward"] is not vars(lane.stage(0).part)["forward"]
 
 
 def test_with_counts_sums_are_waited_for_when_all_losses_are_counted() -> None:
