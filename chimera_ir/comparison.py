@@ -176,8 +176,11 @@ def same_placement(request: Request, schedule: Schedule) -> Iterator[tuple[str, 
         if settings is None or isinstance(settings, Rejected):
             continue
         outlined = outline(scheme, settings, request.max_operations)
-        pipes = [(pipe.workers, pipe.micros, pipe.recompute, pipe.recomputed) for pipe in outlined.header.pipes]
-        if pipes != [(pipe.workers, pipe.micros, pipe.recompute, pipe.recomputed) for pipe in header.pipes]:
+        placements = [
+            (of.graph, [(pipe.workers, pipe.micros, pipe.recompute, pipe.recomputed) for pipe in of.pipes])
+            for of in (outlined.header, header)
+        ]
+        if placements[0] != placements[1]:
             continue
         plan = outlined.level() if outlined.header.parts == header.parts else None
         if isinstance(plan, Plan) and plan.is_clocked:

@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from chimera_ir.cost.durations import Costs, stage_shares
 from chimera_ir.errors import AboveMaxOperations, NoSuchTie, TooLarge, WrongOption
+from chimera_ir.ir.graph import NamedStages, stages_called
 from chimera_ir.ir.levels import (
     MAX_PIPES,
     MAX_SHARE,
     MAX_WORKERS,
     Header,
-    NamedStages,
     Quantity,
     normalized,
-    stages_called,
 )
 from chimera_ir.ir.ops import Communicators, Stage, WeightGroup
 from chimera_ir.ir.streams import Level, ProgramStream, ScheduleStream

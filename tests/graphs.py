@@ -35,7 +35,7 @@ def edges_of(groups: Groups, feeds: Sequence[Edge]) -> list[Edge]:
 
 
 Operation = tuple[str, int, int]
-"""Kind, number of a micro-batch or of a block of them, and stage."""
+"""Kind, number of the first micro-batch, and stage."""
 
 
 def operations(
@@ -46,26 +46,39 @@ def operations(
     split: Sequence[int] = (),
     frozen: Sequence[int] = (),
     slices: int = 1,
+    together: Sequence[int] = (),
     lacks: Callable[[int, int], bool] = lambda _micro, _stage: False,
 ) -> dict[Operation, list[Operation]]:
-    """The operations, each with those that it waits for; micro-batches are counted in ``slices``. ``lacks`` says which
-    stages have none for a micro-batch.
+    """The operations, each with those that it waits for; micro-batches are counted in ``slices``. An operation of a
+    stage has so many micro-batches ``together``, by default one, and its number is that of the first. ``lacks`` says
+    which stages have none for a micro-batch.
     """
     backing = set[int]()
     for stage in range(stages):
         if stage not in frozen or any(edge.target == stage and edge.source in backing for edge in edges):
             backing.add(stage)
     letters = {stage: "I" if stage in split or stage in frozen else "B" for stage in backing}
+    sizes = together or (1,) * stages
+
+    def of(letter: str, stage: int, micros: range) -> list[Operation]:
+        """The operations of a stage on these micro-batches."""
+        size = sizes[stage]
+        return [(letter, first, stage) for first in dict.fromkeys(micro // size * size for micro in micros)]
+
     waits: dict[Operation, list[Operation]] = {}
-    for micro in range(micro_batches):
-        for stage in range(stages):
+    for stage in range(stages):
+        for micro in range(0, micro_batches, sizes[stage]):
+            block = range(micro, micro + sizes[stage])
             before = [("F", micro - 1, stage)] if micro % slices else []
-            waits["F", micro, stage] = [*before, *(("F", micro, edge.source) for edge in edges if edge.target == stage)]
-        for stage, letter in letters.items():
-            fed = [edge.target for edge in edges if edge.source == stage]
+            fed_by = [each for edge in edges if edge.target == stage for each in of("F", edge.source, block)]
+            waits["F", micro, stage] = [*before, *fed_by]
+            if (letter := letters.get(stage)) is None:
+                continue
             after = [(letter, micro + 1, stage)] if (micro + 1) % slices else []
-            follow = [*after, *((letters[other], micro, other) for other in fed)]
-            waits[letter, micro, stage] = [("F", micro, stage), *follow]
+            feeds = [
+                each for edge in edges if edge.source == stage for each in of(letters[edge.target], edge.target, block)
+            ]
+            waits[letter, micro, stage] = [("F", micro, stage), *after, *feeds]
             if stage in split and stage not in frozen:
                 waits["W", micro, stage] = [(letter, micro, stage)]
     return {
@@ -75,17 +88,18 @@ def operations(
     }
 
 
-def clocks(waits: Mapping[Operation, Sequence[Operation]], on: Sequence[Sequence[int]]) -> dict[Operation, int]:
+def clocks(
+    waits: Mapping[Operation, Sequence[Operation]], worker_of: Callable[[Operation], int]
+) -> dict[Operation, int]:
     """A clock for each operation: a worker runs one that is ready at a time, backwards first, in the order of
-    micro-batches. ``on[m % len(on)]`` has the worker of each stage for micro-batch or block m.
+    micro-batches.
     """
     clock_of: dict[Operation, int] = {}
     clock = 0
     while len(clock_of) < len(waits):
         busy = dict[int, Operation]()
         for operation in sorted(waits, key=lambda each: ("IBWF".index(each[0]), each[1:])):
-            _, micro, stage = operation
-            worker = on[micro % len(on)][stage]
+            worker = worker_of(operation)
             is_ready = all(clock_of.get(before, clock) < clock for before in waits[operation])
             if operation not in clock_of and is_ready and worker not in busy:
                 busy[worker] = operation
@@ -103,26 +117,31 @@ def plan(
     split: Sequence[int] = (),
     frozen: Sequence[int] = (),
     recompute: Sequence[int] = (),
-    together: int = 1,
+    together: int | Sequence[int] = 1,
     lengths: Sequence[int] = (1,),
     tied: Sequence[int] = (),
     absent: Mapping[str, Sequence[int]] = MappingProxyType({}),
     name: str = "graph",
 ) -> str:
     """The text of a plan. ``on`` has for each pipe the worker of each stage, by default one pipe with a worker for each
-    stage. An operation has so many micro-batches ``together``; such blocks take the pipes in turn. In one pipe a
-    micro-batch may be cut into slices of relative ``lengths``. Groups have no part in the blocks that they are
-    ``absent`` from.
+    stage. An operation has so many micro-batches ``together``, or of stage s ``together[s]``; the largest blocks take
+    the pipes in turn. In one pipe a micro-batch may be cut into slices of relative ``lengths``. Groups have no part in
+    those of the largest blocks that they are ``absent`` from.
     """
     stages, slices = sum(groups.values()), len(lengths)
-    blocks = micro_batches * slices // together
+    sizes = (together,) * stages if isinstance(together, int) else together
     on = [range(stages)] if on is None else on
-    group_of = [group for group, size in groups.items() for _ in range(size)]
+    group_of, size = [group for group, size in groups.items() for _ in range(size)], max(sizes) * slices
 
-    def lacks(block: int, stage: int) -> bool:
-        return block // slices in absent.get(group_of[stage], ())
+    def lacks(micro: int, stage: int) -> bool:
+        return micro // size in absent.get(group_of[stage], ())
 
-    waits = operations(stages, edges_of(groups, feeds), blocks, split=split, frozen=frozen, slices=slices, lacks=lacks)
+    options = {"split": split, "frozen": frozen, "slices": slices, "together": sizes, "lacks": lacks}
+    waits = operations(stages, edges_of(groups, feeds), micro_batches * slices, **options)
+
+    def worker_of(operation: Operation) -> int:
+        _, first, stage = operation
+        return on[first // max(sizes) % len(on)][stage]
 
     def lines() -> Iterator[str]:
         yield f"plan {name}"
@@ -138,22 +157,20 @@ def plan(
         for source, target, keyword in feeds:
             yield f"feeds s{source}->s{target}" + (f" as {keyword}" if keyword else "")
         for group, numbers in absent.items():
-            size = together * slices
             yield f"absent {group} {' '.join(f'{size * number}..{size * (number + 1)}' for number in numbers)}"
         if tied:
             yield f"tied {' '.join(f's{stage}' for stage in tied)}"
         for number, workers in enumerate(on):
-            size = together * slices
             starts = range(number * size, micro_batches * slices, len(on) * size)
             micros = " ".join(f"{start}..{start + size}" for start in starts)
             again = f" recompute {' '.join(f'{stage}..{stage + 1}' for stage in recompute)}" if recompute else ""
             yield f"pipe p{number} on {' '.join(map(str, workers))} micros {micros}{again}"
         yield ""
-        of_clocks = clocks(waits, on)
-        for (letter, block, stage), clock in sorted(of_clocks.items(), key=lambda each: (each[1], each[0])):
-            micros = ",".join(f"m{micro}" for micro in range(together * block, together * (block + 1)))
+        of_clocks = clocks(waits, worker_of)
+        for (letter, first, stage), clock in sorted(of_clocks.items(), key=lambda each: (each[1], each[0])):
+            micros = ",".join(f"m{micro}" for micro in range(first, first + sizes[stage]))
             if slices > 1:
-                micros = f"m{block // slices} q{block % slices}"
-            yield f"{letter} {micros} s{stage} @ {clock} on w{on[block % len(on)][stage]}"
+                micros = f"m{first // slices} q{first % slices}"
+            yield f"{letter} {micros} s{stage} @ {clock} on w{worker_of((letter, first, stage))}"
 
     return "\n".join(lines()) + "\n"

@@ -1,6 +1,7 @@
 """Sizes of schemes for tests, whatever their parameters are called."""
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import cache
 from itertools import product
 
@@ -24,14 +25,23 @@ def with_a_flush() -> tuple[str, ...]:
     return tuple(name for name, header in headers.items() if header is not None and not header.period)
 
 
+@cache
+def chains() -> tuple[str, ...]:
+    """The library schemes for models that are one chain of stages, as most models of the tests are."""
+    headers = {name: _header(library.source(name), {}) for name in library.names()}
+    return tuple(name for name, header in headers.items() if header is not None and not header.named)
+
+
 def on_workers(name: str, workers: int, micro_batches: int) -> dict[str, int]:
-    """Settings of a library scheme on so many workers, with the fewest micro-batches that it takes from a number on."""
+    """Settings of a library scheme on so many workers, or on the next number that it takes; micro-batches too."""
     return dict(_on_workers(name, workers, micro_batches))
 
 
 @cache
 def _on_workers(name: str, workers: int, micro_batches: int) -> dict[str, int]:
-    return _first(library.source(name), workers, micro_batches, lambda header: header.workers == workers)
+    with suppress(AssertionError):
+        return _first(library.source(name), workers, micro_batches, lambda header: header.workers == workers)
+    return _on_workers(name, workers + 1, micro_batches)
 
 
 def of_stages(name: str, stages: int, micro_batches: int) -> dict[str, int]:

@@ -13,10 +13,9 @@ from typing import Any, NamedTuple
 from chimera_ir.codegen.rolling import counter, lane_lines, reach, roll, turn_lines
 from chimera_ir.codegen.statements import LinkVariables, Notation, Scribe, links, weights
 from chimera_ir.flow.net import RunnableTurn, lag, runnable_turns
-from chimera_ir.ir.blocks import Blocks
 from chimera_ir.ir.kinds import COSTED, RECOMPUTATION, Kind, Value, values
 from chimera_ir.ir.levels import Header, Program
-from chimera_ir.ir.ops import Compute, Crossing, LaneParts, Stage, WeightGroup, Worker, singles
+from chimera_ir.ir.ops import Blocks, Compute, Crossing, LaneParts, Stage, WeightGroup, Worker, singles
 from chimera_ir.ir.rolled import Loop, RolledProgram
 from chimera_ir.ir.streams import ProgramStream
 from chimera_ir.ir.text.printer import runs

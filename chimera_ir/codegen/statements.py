@@ -12,10 +12,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, assert_never
 
 from chimera_ir.ir import ops
-from chimera_ir.ir.blocks import Blocks
 from chimera_ir.ir.kinds import Value, implied
 from chimera_ir.ir.levels import Header
-from chimera_ir.ir.ops import LaneParts, Message, Micro, Slot, Stage, Version, WeightGroup, Worker
+from chimera_ir.ir.ops import Blocks, LaneParts, Message, Micro, Slot, Stage, Version, WeightGroup, Worker
 from chimera_ir.ir.turns import Ring
 
 # Writes the numbers in scripts: as they are where a lane is written out, relative to the round in a loop.

@@ -160,7 +160,11 @@ def _compiled(name: str, request: Request, like: Header) -> ScheduleRow:
     compilation = Compilation(
         replace(request, costs=request.costs.on_stages(like).of_model_in(like.stages), keep=(), like=of_model)
     )
-    require_same_size(compilation.schedule.header, like, request.source.name)
+    header = compilation.schedule.header
+    require_same_size(header, like, request.source.name)
+    if header.named and _parts(header) != _parts(like):
+        other = f"{like.scheme} for one with {_parts(like)}"
+        raise Incomparable("", f"it is for a model with {_parts(header)}, and {other}")
     report, prediction, timeline = compilation.report, compilation.prediction, compilation.timeline
     window = steady_window(timeline)
     return ScheduleRow(
@@ -172,6 +176,11 @@ def _compiled(name: str, request: Request, like: Header) -> ScheduleRow:
         messages=messages(compilation.program),
         needed=max(need.total for need in prediction.memory) if prediction else None,
     )
+
+
+def _parts(header: Header) -> str:
+    """The groups of stages that a model has, in words."""
+    return listed([group.name for group in header.named]) if header.named else "one chain of layers"
 
 
 def messages(program: Program | ProgramStream) -> Fraction:

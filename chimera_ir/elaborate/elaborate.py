@@ -12,8 +12,8 @@ from chimera_ir.elaborate.operations import Listed, Readings, operations, place,
 from chimera_ir.elaborate.pipes import Shape, shapes
 from chimera_ir.elaborate.settings import Globals, evaluate_globals, parameter_names, require_settable
 from chimera_ir.elaborate.unrolling import EndlessPipes, endless
-from chimera_ir.ir.graph import graph_mistakes
-from chimera_ir.ir.levels import Absence, Header, Pipe, Plan
+from chimera_ir.ir.graph import Absence, graph_mistakes
+from chimera_ir.ir.levels import Header, Pipe, Plan
 from chimera_ir.ir.ops import Micro, Unclocked, singles
 from chimera_ir.ir.streams import PlanStream, header_of
 from chimera_ir.syntax import ast

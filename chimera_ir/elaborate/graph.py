@@ -9,7 +9,8 @@ from chimera_ir.diagnostics.model import Rejected
 from chimera_ir.elaborate.evaluate import Scope, evaluate
 from chimera_ir.elaborate.pipes import range_of
 from chimera_ir.elaborate.settings import Globals
-from chimera_ir.ir.levels import MAX_STAGES, Feed, NamedStages
+from chimera_ir.ir.graph import Feed, NamedStages
+from chimera_ir.ir.levels import MAX_STAGES
 from chimera_ir.ir.ops import Stage
 from chimera_ir.source import Span
 from chimera_ir.syntax import ast

@@ -20,7 +20,8 @@ from chimera_ir.diagnostics.catalogue.values import Instance
 from chimera_ir.diagnostics.model import Diagnostic, Rejected, made_of, reject
 from chimera_ir.elaborate.evaluate import Fault, Frame, Scope, compiled, evaluate, rejecting
 from chimera_ir.elaborate.settings import Globals
-from chimera_ir.ir.levels import MAX_MICRO_BATCHES, MAX_PIPES, MAX_STAGES, NamedStages
+from chimera_ir.ir.graph import NamedStages
+from chimera_ir.ir.levels import MAX_MICRO_BATCHES, MAX_PIPES, MAX_STAGES
 from chimera_ir.ir.ops import Stage
 from chimera_ir.source import Span
 from chimera_ir.syntax import ast

@@ -188,7 +188,17 @@ class Lists:
             later = [Entry(order - rise, place, micro - left_out * step) for order, place, micro in after]
             lanes.append([*lane[:end], *later])
         header = _without(self.header, first, left_out * step)
-        return None if header is None else (header, lanes)
+        return (header, lanes) if header and self._known(header, lanes) else None
+
+    def _known(self, header: Header, lanes: Iterable[Sequence[Entry]]) -> bool:
+        """Whether the lists have no other micro-batches than the header; they have if what is open grows."""
+        counts = [len(pipe.micros) for pipe in header.pipes]
+        return all(
+            0 <= micro + part.ahead <= counts[part.pipe] - part.size
+            for lane in lanes
+            for _, place, micro in lane
+            for part in self.places[place].parts
+        )
 
 
 def _without(header: Header, first: Sequence[int], count: int) -> Header | None:

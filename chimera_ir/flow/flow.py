@@ -10,10 +10,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache, cached_property
 from itertools import chain
 
-from chimera_ir.ir.blocks import Blocks
 from chimera_ir.ir.kinds import Kind, Value, all_kinds, values
 from chimera_ir.ir.levels import Header
-from chimera_ir.ir.ops import Compute, Message, Operation, Pair, Stage, Worker
+from chimera_ir.ir.ops import Blocks, Compute, Message, Operation, Pair, Stage, Worker
 
 ABSENT = -1
 """The number of an operation that does not exist."""

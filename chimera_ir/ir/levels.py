@@ -7,10 +7,10 @@ from fractions import Fraction
 from functools import cache, cached_property
 from itertools import accumulate, chain, pairwise
 from math import lcm
-from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from chimera_ir.ir import ops
-from chimera_ir.ir.blocks import Blocks
+from chimera_ir.ir.graph import Absence, Feed, NamedStages
 from chimera_ir.ir.kinds import (
     FORWARD_OF_INPUT,
     IN_M_A,
@@ -27,6 +27,7 @@ from chimera_ir.ir.kinds import (
     values,
 )
 from chimera_ir.ir.ops import (
+    Blocks,
     Compute,
     Instruction,
     LaneParts,
@@ -193,52 +194,6 @@ class Pipe:
     micros: tuple[Micro, ...]
     recompute: tuple[Stage, ...] = ()
     recomputed: tuple[tuple[Stage, tuple[Micro, ...]], ...] = ()
-
-
-class NamedStages(NamedTuple):
-    """A group of stages with a name: those from ``start`` to ``stop - 1``, of which each feeds the next one."""
-
-    name: str
-    start: Stage
-    stop: Stage
-
-
-class Feed(NamedTuple):
-    """An edge of the graph of stages: ``target`` gets the output of ``source``, as the argument ``keyword`` if any."""
-
-    source: Stage
-    target: Stage
-    keyword: str = ""
-
-
-def stages_called(text: str, stages: int, named: Sequence[NamedStages] = ()) -> range:
-    """The stages that a user calls ``2``, ``0..2``, ``first``, ``image`` or ``image[1]``, if there are any.
-
-    Examples
-    --------
-    >>> groups = (NamedStages("image", Stage(0), Stage(2)), NamedStages("text", Stage(2), Stage(5)))
-    >>> stages_called("text", 5, groups), stages_called("image[1]", 5, groups), stages_called("3..9", 5, groups)
-    (range(2, 5), range(1, 2), range(0, 0))
-    """
-    group, bracket, place = text.partition("[")
-    runs = {name: range(start, stop) for name, start, stop in named}
-    if group in runs:
-        of_group = runs[group]
-        return of_group[int(place[:-1]) :][:1] if bracket else of_group
-    start, dots, stop = text.partition("..")
-    ends = {"first": 0, "last": stages - 1}
-    if not (start in ends or start.isdecimal()):
-        return range(0)
-    first = ends[start] if start in ends else int(start)
-    end = int(stop) if dots else first + 1
-    return range(first, end) if first < end <= stages else range(0)
-
-
-class Absence(NamedTuple):
-    """The micro-batches that a group of stages does not have: no operation of them is on any of its stages."""
-
-    group: str
-    micros: tuple[Micro, ...]
 
 
 class Strategy(Enum):

@@ -74,9 +74,8 @@ from typing import NamedTuple
 
 from chimera_ir.flow.flow import Flow, crossing, passed_on
 from chimera_ir.flow.net import Net
-from chimera_ir.ir.blocks import Blocks
 from chimera_ir.ir.levels import Header, Schedule
-from chimera_ir.ir.ops import Communicators, Message, Slot, Worker
+from chimera_ir.ir.ops import Blocks, Communicators, Message, Slot, Worker
 from chimera_ir.ir.turns import Shelf, shelf
 
 AHEAD = 1

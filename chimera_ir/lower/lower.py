@@ -25,10 +25,10 @@ from typing import overload
 from chimera_ir.flow.flow import Flow, crossing
 from chimera_ir.flow.live import MoveWaits, waited, waits_in_turn, waits_of
 from chimera_ir.flow.net import Net, TurnNet, net_of, turn_net
-from chimera_ir.ir.blocks import Blocks
 from chimera_ir.ir.kinds import KINDS
 from chimera_ir.ir.levels import Header, Plan, Program, Schedule, in_full
 from chimera_ir.ir.ops import (
+    Blocks,
     Clock,
     Communicators,
     Compute,

@@ -358,7 +358,7 @@ def share(micros: int | Fraction, parts: int) -> float:
 def _look(painted: Looks, group: ColourGroup, number: int, example: Compute) -> Look:
     """Returns the style of the boxes of a colour group's slice ``number``; ``example`` is an operation of the group."""
     fill, text, slices = painted.fill(group), ink(example.kind), painted.header.slices
-    stage = f", {painted.letter(group.chunk)}" if painted.chunks > 1 else ""
+    stage = f", {painted.chunk_name(group.chunk)}" if painted.chunks > 1 else ""
     part = f", slice {number}" if slices > 1 else ""
     return Look(
         name=f"{strands(painted.header)[group.strand].name}{stage}: {example.kind.noun}{part}",

@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from enum import IntEnum
 from fractions import Fraction
 from functools import cache, cached_property
-from itertools import chain, product
+from itertools import chain, pairwise, product
 from typing import NamedTuple, assert_never
 
 from chimera_ir.cost.durations import decimal, percent, weighing
 from chimera_ir.cost.simulate import Timeline, Track, Window
+from chimera_ir.ir.graph import NamedStages
 from chimera_ir.ir.kinds import KINDS, Kind, Resource
-from chimera_ir.ir.levels import Header, Pipe
+from chimera_ir.ir.levels import Header
 from chimera_ir.ir.ops import Compute, Micro, Operation, Pair, Stage, singles
 from chimera_ir.plural import counted
 
@@ -273,16 +274,17 @@ def kinds_of(operations: Iterable[Operation]) -> list[Kind]:
 class Looks:
     """The colours and labels of the operations of a schedule.
 
-    Where a worker has several stages of a pipe, each of them is a *chunk*, numbered by ascending stage. Each chunk has
-    its own shade of the pipe's hue and, for pictures without colour, a letter that follows the numbers of the
-    micro-batches. If no worker has several stages of a pipe, there are neither shades nor letters.
+    Where a worker has several stages of a pipe, each of them is a *chunk*, numbered by ascending stage; a group of
+    stages with a name has chunks of its own, the same on all workers. Each chunk has its own shade of the pipe's hue
+    and, for pictures without colour, a letter that follows the numbers of the micro-batches. If no worker has several
+    stages of a pipe, there are neither shades nor letters.
     """
 
     header: Header
 
     @cached_property
     def chunks(self) -> int:
-        """The largest number of stages that a pipe has on a worker."""
+        """The largest number of stages that a pipe has on a worker; with groups, the sum of these numbers."""
         return 1 + max((max(places) for places in self._places.values()), default=0)
 
     @cached_property
@@ -292,7 +294,10 @@ class Looks:
         return {(number, chunk): self._shade(number, chunk) for number in numbers for chunk in range(self.chunks)}
 
     def chunk(self, micro: Micro, stage: Stage) -> int:
-        """The number of a stage among the stages of the micro-batch's pipe on the same worker, counted from 0."""
+        """The number of a stage among the stages of the micro-batch's pipe on the same worker, counted from 0.
+
+        With groups it is counted among those of its group, and begins behind the chunks of the groups before.
+        """
         return self._places[self.header.pipe_of[shown_micro(self.header, micro)].name][stage] if self.chunks > 1 else 0
 
     def group(self, operation: Compute) -> ColourGroup:
@@ -348,24 +353,56 @@ class Looks:
         """The meaning of the letters, for a legend; empty if there are none."""
         if self.chunks == 1:
             return ""
-        joint = ", " if self.chunks == 2 else "-"
-        return f"{_letter(0)}{joint}{_letter(self.chunks - 1)}: the pipe's stages on a worker, in order"
+        if any(name for name, _ in self._groups):
+            return ", ".join(f"{_letters(chunks)} {name}" for name, chunks in self._groups)
+        return f"{_letters(range(self.chunks))}: the pipe's stages on a worker, in order"
+
+    def chunk_name(self, chunk: int) -> str:
+        """A chunk in the words of a legend: its letter, and its group if it has one; empty if there are no letters."""
+        group = next(name for name, chunks in self._groups if chunk in chunks)
+        return f"{self.letter(chunk)} {group}".strip() if self.chunks > 1 else ""
 
     @cached_property
     def _strands(self) -> dict[Micro, int]:
         return {micro: number for number, strand in enumerate(strands(self.header)) for micro in strand.micros}
 
     @cached_property
+    def _runs(self) -> Sequence[NamedStages]:
+        """The groups of stages whose chunks are counted apart: all stages are one if workers need no letters."""
+        header = self.header
+        if header.named and any(len({*pipe.workers}) < header.stages for pipe in header.pipes):
+            return header.named
+        return (NamedStages("", Stage(0), Stage(header.stages)),)
+
+    @cached_property
+    def _groups(self) -> list[tuple[str, range]]:
+        """The chunks of each group of stages, with its name."""
+        ends = [
+            (name, max(places[stage] for places in self._places.values() for stage in range(start, stop)) + 1)
+            for name, start, stop in self._runs
+        ]
+        return [(name, range(start, end)) for (_, start), (name, end) in pairwise([("", 0), *ends])]
+
+    @cached_property
     def _places(self) -> dict[str, tuple[int, ...]]:
-        return {pipe.name: _places(pipe) for pipe in self.header.pipes}
+        places: dict[str, tuple[int, ...]] = dict.fromkeys((pipe.name for pipe in self.header.pipes), ())
+        first = 0
+        for _, start, stop in self._runs:
+            for pipe in self.header.pipes:
+                workers = pipe.workers[start:stop]
+                places[pipe.name] += tuple(first + workers[:at].count(worker) for at, worker in enumerate(workers))
+            first = 1 + max(map(max, places.values()), default=0)
+        return places
 
     def _shade(self, strand: int, chunk: int) -> Hue:
         base, share = hue(strand), chunk * FARTHEST / max(self.chunks - 1, 1)
         return Hue(mixed(base.light, PAPER, share), mixed(base.dark, BLACK, share))
 
 
-def _places(pipe: Pipe) -> tuple[int, ...]:
-    return tuple(pipe.workers[:stage].count(worker) for stage, worker in enumerate(pipe.workers))
+def _letters(chunks: range) -> str:
+    """The letters of some chunks, as ``a``, ``a, b`` or ``a-d``."""
+    joint = ", " if len(chunks) == 2 else "-"
+    return joint.join(dict.fromkeys((_letter(chunks[0]), _letter(chunks[-1]))))
 
 
 @cache

@@ -185,6 +185,8 @@ _MOVED = "it moves activations to the host, and recomputes none"
 
 _SLICED = "the model must hand on a carry of its slices; --scheme, or a profile with slices, considers it"
 
+_GROUPS = "it is for a model of several parts, and the layers of a profile are a chain"
+
 _HOST = "it moves activations to the host, and the cluster has no [host] to tell how long that takes"
 
 _Setting = tuple[str, int]
@@ -286,6 +288,7 @@ class Reason(Enum):
     STALE = "without a flush"
     SLICED = "in slices"
     HOST = "without a link to the host"
+    GROUPS = "for a model of several parts"
 
 
 @dataclass(frozen=True, slots=True)
@@ -382,6 +385,8 @@ class Space:
         elif self._has(outlined.stages):
             if outlined.asynchronous and not self.question.asynchronous:
                 yield self._out(settings, None, Reason.STALE, _STALE)
+            elif outlined.named:
+                yield self._out(settings, None, Reason.GROUPS, _GROUPS)
             elif outlined.slices > 1 and not (self.question.sliced or self.profile.has_slices):
                 yield self._out(settings, None, Reason.SLICED, _SLICED)
             elif self._moves and not self.question.hosted:

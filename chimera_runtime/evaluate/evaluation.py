@@ -149,7 +149,7 @@ class EvaluationStage:
     reports: SideNumbers | None
     readers: tuple[int | None, ...] = (None,)
     absence: Absence | None = None
-    _outputs: dict[tuple[Micros, int | None], Tensors] = field(default_factory=dict)
+    _outputs: dict[tuple[int, int | None], Tensors] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.forward_of_module = called(self.module, self.before)
@@ -160,14 +160,16 @@ class EvaluationStage:
         if not self._has(micros):
             return
         arguments = [(micros, inputs, targets)] if isinstance(micros, int) else self._split(micros, inputs, targets)
-        outputs = [self._run(micro, *values) for micro, *values in arguments if self.current.has(micro)]
-        if self.output is None:
-            together = outputs[0] if len(outputs) == 1 else join(outputs)
-            self._outputs.update(((micros, reader), together) for reader in self.readers)
+        for micro, *values in arguments:
+            if self._has(micro):
+                outputs = self._run(micro, *values)
+                if self.output is None:
+                    self._outputs.update(((micro, reader), outputs) for reader in self.readers)
 
     def outputs(self, micros: Micros, reader: int | None = None) -> Tensors:
-        """Returns the outputs of a forward and forgets them; an empty tuple if the micro-batches have no items."""
-        return self._outputs.pop((micros, reader)) if self._has(micros) else ()
+        """Returns the outputs of forwards and forgets them; an empty tuple if the micro-batches have no items."""
+        made = [self._outputs.pop((micro, reader)) for micro in numbers_of(micros) if self._has(micro)]
+        return join(made) if len(made) > 1 else made[0] if made else ()
 
     def _has(self, micros: Micros) -> bool:
         return self.current.has(micros) and (self.absence is None or self.absence.has(micros, self.number))

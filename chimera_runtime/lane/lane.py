@@ -9,7 +9,7 @@ from chimera_runtime.program.job import Job
 from chimera_runtime.program.numbering import Micros
 from chimera_runtime.program.rank_facts import VALUES, Group, Route
 from chimera_runtime.ranks.messages import tag_of
-from chimera_runtime.values.nested import Tensors
+from chimera_runtime.values.nested import Tensors, join
 from chimera_runtime.values.shared_memory import VERSION, Slots
 
 # The links of a worker: each sends, or receives, the messages with one value from one stage to another.
@@ -134,6 +134,12 @@ class Lane:
         if isinstance(micros, tuple):
             return tuple([self.input(micro, *stage) for micro in micros])
         return self._load_input(self.first, micros, *stage)
+
+    def join(self, *messages: Tensors) -> Tensors:
+        """Joins values of successive micro-batches, which were made apart and are read together, along dimension 0; in
+        an evaluation those of micro-batches that have items.
+        """
+        return join([message for message in messages if message])
 
     def target(self, micros: Micros, *stage: int) -> Any:
         """Returns the target of a micro-batch, for a loss; other arguments are those of `input`."""

@@ -1,5 +1,6 @@
 """A stage on a rank: forwards, backwards and their halves, and what a forward keeps for its backward."""
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager
 from functools import partial, partialmethod
@@ -50,8 +51,10 @@ def _handed_on(value: str) -> Callable[["Stage", Micros], Tensors]:
     """
 
     def taken(self: "Stage", micros: Micros, reader: int | None = None) -> Tensors:
-        key = value, micros, reader
-        tensors, before = self._made.pop(key) if self._absence is None else self._made.pop(key, _NOTHING)
+        try:
+            tensors, before = self._made.pop((value, micros, reader))
+        except KeyError:  # it was made together with that of other micro-batches
+            tensors, before = self._take_part(value, micros, reader)
         if [*map(VERSION, tensors)] != before:
             raise memory_was_written(self.number, "another stage", micros)
         return tensors
@@ -133,6 +136,7 @@ class Stage(WeightGroup):
         self._saved: dict[int, SavedGraph | SavedInput] = {}
         self._half_backwards: dict[int, HalfBackward] = {}
         self._made: dict[tuple[str, Micros, int | None], tuple[Tensors, list[int]]] = {}
+        self._taken: defaultdict[tuple[str, Micros, int | None], set[int]] = defaultdict(set)  # micro-batches of it
         self._moves = TensorMoves(number, self._saved, self._half_backwards, host_link)
 
     @property
@@ -221,6 +225,23 @@ class Stage(WeightGroup):
         for reader, places in readers:
             read = tensors if places is None else tuple([tensors[place] for place in places])
             self._made[value, micros, reader] = read, [*map(VERSION, read)]
+
+    def _take_part(self, value: str, micros: Micros, reader: int | None) -> tuple[Tensors, list[int]]:
+        """Takes what an operation over several micro-batches has made of some of them, which a reader takes apart."""
+        wanted = numbers_of(micros)
+        made = (key for key in self._made if key[::2] == (value, reader) and wanted[0] in numbers_of(key[1]))
+        key = next(made, None)
+        if key is None and self._absence is not None:
+            return _NOTHING
+        block = () if key is None else numbers_of(key[1])
+        start = block.index(wanted[0]) if block else 0
+        if key is None or block[start : start + len(wanted)] != wanted:
+            raise KeyError(value, micros, reader)
+        (tensors, before), taken = self._made[key], self._taken[key]
+        taken.update(wanted)
+        if taken.issuperset(block):
+            del self._made[key], self._taken[key]
+        return part(tensors, start, start + len(wanted), len(block)), before
 
     def _present_readers(self, value: str, micros: Micros, absence: Absence) -> Iterator[ValueReader]:
         """Yields the readers of a value that a micro-batch has."""

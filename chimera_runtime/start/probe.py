@@ -486,7 +486,8 @@ class _Probe:
                 require_sendable(stage, probed.outputs, world.backend)
             if probed.traits.in_place and stage in job.recomputing:
                 raise mistakes.recomputed_stage_changes_input(stage=stage, what=probed.traits.in_place)
-            if stage in job.grouped and not is_last and not is_rows(probed.outputs):
+            is_grouped = not {stage, *job.fed[stage]}.isdisjoint(job.grouped)
+            if is_grouped and not is_last and not is_rows(probed.outputs):
                 raise mistakes.output_without_dimensions(stage=stage)
             self._probed[stage].append(probed)
             carry = probed.next_carry

@@ -31,6 +31,10 @@ SIZES: dict[str, list[dict[str, int]]] = {
     "seq1f1b_interleaved": [{"P": P, "v": 2, "N": N, "k": k} for P, N, k in product((2, 4), (1, 4), (2, 3))],
     "seq1f1b_zb": [{"D": D, "N": N, "k": 3} for D, N in product((1, 2, 4), (1, 5))],
     "terapipe": [{"D": D, "N": N, "k": 3} for D, N in product((1, 2, 4), (1, 5))],
+    "two_encoders": [{"a": a, "b": 3 - a, "D": D, "N": N} for a, D, N in product((1, 2), (1, 3), (1, 5))],
+    "encoder_decoder": [{"E": E, "D": D, "N": N} for E, D, N in product((1, 2), (1, 3), (1, 5))],
+    "colocated": [{"P": P, "N": N * P} for P, N in product((1, 2, 4), (1, 3))],
+    "colocated_nested": [{"P": P, "N": N * P} for P, N in product((1, 2, 4), (1, 3))],
     "pipedream": [{"D": D} for D in (1, 2, 3, 4, 8)],
     "pipedream_2bw": [{"D": D, "N": N} for D, N in ((1, 1), (2, 2), (2, 5), (4, 4), (4, 7), (8, 8))],
 }

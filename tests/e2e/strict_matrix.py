@@ -25,6 +25,7 @@ from chimera_ir.lower.lower import order
 from tests.e2e.ranks import Job, Outcome, compiled, run_all
 from tests.e2e.test_strict import STRICT
 from tests.property.programs import random_plan
+from tests.sizes import chains
 
 RULES = {"STRICT_DELAY": "0.003", "STRICT_QUEUES": "8", "STRICT_ALONE": "1"}
 SIZES = ((2, 4), (4, 4), (4, 6), (4, 8), (4, 12))
@@ -89,7 +90,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Programs under a backend that keeps NCCL's rules.")
     parser.add_argument("--random", type=int, default=300, metavar="COUNT", help="random schedules [default: 300]")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--schemes", nargs="*", choices=library.names(), default=library.names(), metavar="NAME")
+    parser.add_argument("--schemes", nargs="*", choices=chains(), default=chains(), metavar="NAME")
     parser.add_argument("--communicators", choices=["directed", "pair"], default="directed")
     parser.add_argument("--late", action="store_true", help="what ranks compute is as late as it may be")
     options = parser.parse_args()

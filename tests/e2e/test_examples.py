@@ -7,16 +7,15 @@ from pathlib import Path
 import pytest
 
 import chimera_ir
-from chimera_ir import library
 from tests.e2e.ranks import Job, Outcome, compiled, run_all, torchrun
 from tests.repeatable import also, searching
-from tests.sizes import on_workers, with_a_flush
+from tests.sizes import chains, on_workers, with_a_flush
 
 EXAMPLES = Path(__file__).resolve().parent.parent.parent / "examples"
 SAMPLE = ("chimera", "interleaved", "pipedream", "zb_h1")
 NETWORKS = {
     "bert48": also(("dapple", "zb_h1"), ("chimera", "pipedream_2bw")),
-    "gpt2": tuple(library.names()) if searching() else SAMPLE,
+    "gpt2": chains() if searching() else SAMPLE,
 }
 """With the schemes that each is trained under."""
 

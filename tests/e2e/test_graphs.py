@@ -1,5 +1,6 @@
 """Models that are no chain train as one process does: stages that several feed, that feed several, several losses."""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,6 +12,7 @@ from tests.e2e.ranks import Job, Outcome, compiled, run_all
 from tests.graphs import Edge, Groups, edges_of, plan
 
 LOOP = Path(__file__).parent / "loops" / "graphs.py"
+MODEL_OF_A_PAGE = Path(__file__).resolve().parents[2] / "docs" / "examples" / "two_encoders.py"
 CHECK = ("--check-only", "--micro-batch-size", "2")
 TRAINED = ("--micro-batch-size", "2", "--steps", "2", "--eval-every", "1", "--clip-norm", "0.1", "--check")
 
@@ -48,6 +50,12 @@ VARIANTS: dict[str, tuple[Graph, dict[str, Any]]] = {
     "three readers": (Graph({"encoder": 1, "decoder": 3}, [Edge(0, 1), Edge(0, 2), Edge(0, 3)]), {}),
     "several micro-batches": (TWO_ENCODERS, {"together": 2}),
     "several micro-batches of a decoder": (DECODER, {"together": 2}),
+    "larger blocks of an encoder": (TWO_ENCODERS, {"together": [4, 2, 1, 1]}),
+    "smaller blocks of an encoder": (TWO_ENCODERS, {"together": [1, 2, 4, 4]}),
+    "blocks of a decoder": (DECODER, {"together": [2, 2, 1, 4], "recompute": [0, 2]}),
+    "blocks of a decoder, split": (DECODER, {"together": [1, 4, 2, 1], "split": [0, 1, 2, 3]}),
+    "blocks of a net": (NET, {"together": [1, 1, 2, 2, 2, 4, 4, 1]}),
+    "blocks both ways": (HEADS._replace(on=BOTH_WAYS), {"together": [2, 1, 2, 2]}),
     "recomputing encoders": (TWO_ENCODERS, {"recompute": [0, 2]}),
     "recomputing decoder": (DECODER, {"recompute": [1, 3]}),
     "split": (TWO_ENCODERS, {"split": [1, 2, 3]}),
@@ -75,6 +83,23 @@ VARIANTS: dict[str, tuple[Graph, dict[str, Any]]] = {
 MOVED = {"moves": (DECODER, "36"), "moves of a net": (NET, "24")}
 """Graphs whose activations move to the host, and the width of their values."""
 
+WIDE = """
+scheme wide(a = 4, b = 2, N = 8)
+feeds encoder[1] -> decoder[s in 0..2]
+workers 4
+pipe down {
+  stages encoder[i in 0..2] on i
+  stages decoder[s in 0..2] on 2 + s
+  micros m in 0..N
+  F(m..m+a, encoder[i]) prefer m when m % a == 0
+  F(m..m+b, decoder[s]) prefer m when m % b == 0
+  B(m..m+a, decoder[s]) prefer m when m % a == 0
+  B(m..m+b, encoder[i]) prefer m when m % b == 0
+}
+"""
+WIDTHS = {"4 to 2": (4, 2), "8 to 1 with counts": (8, 1)}
+"""How many micro-batches the encoder and the decoder take together."""
+
 LONG = {"two encoders", "encoder and decoder"}
 """Those with so many micro-batches that scripts have loops."""
 
@@ -82,7 +107,7 @@ LONG = {"two encoders", "encoder and decoder"}
 def written(
     folder: Path, name: str, graph: Graph, micro_batches: int, options: tuple[str, ...] = (), **asked: Any
 ) -> Path:
-    path = folder / f"{name.replace(' ', '_').replace('-', '_')}.sir"
+    path = folder / f"{re.sub(r'[^a-z]+', '_', name)}.sir"
     path.write_text(plan(graph.groups, graph.feeds, micro_batches, graph.on, name=path.stem, **asked))
     return compiled(folder, str(path), asked=options)
 
@@ -100,6 +125,11 @@ def jobs(folder: Path) -> Iterator[Job]:
         further |= {"TIED": " ".join(map(str, asked["tied"]))} if "tied" in asked else {}
         environment = graph.environment(asked.get("frozen", ()), **further)
         yield Job(name, directory, CHECK, "graphs.py", environment)
+    for name, (a, b) in WIDTHS.items():
+        (path := folder / "wide.chim").write_text(WIDE)
+        directory = compiled(folder, str(path), a=a, b=b)
+        further = {"COUNTS": "1"} if "counts" in name else {}
+        yield Job(name, directory, CHECK, "graphs.py", DECODER.environment(**further))
     for name, (graph, width) in MOVED.items():
         path = written(folder, name, graph, 8, ("--offload", "auto"))
         yield Job(name, path, CHECK, "graphs.py", graph.environment(WIDTH=width))
@@ -113,10 +143,19 @@ def jobs(folder: Path) -> Iterator[Job]:
         yield Job(f"rehearsed {name}", directory, rehearsed, "graphs.py", graph.environment())
 
 
+def of_the_library(folder: Path) -> Iterator[Job]:
+    """The model of the page on models of several parts, and each of the library's schemes for such models."""
+    trained = ("--micro-batch-size", "2", "--steps", "2", "--check")
+    yield Job("page", compiled(folder, "two_encoders", a=1, b=1, D=2, N=4), trained, str(MODEL_OF_A_PAGE))
+    yield Job("encoder_decoder", compiled(folder, "encoder_decoder", E=2, D=2), CHECK, "graphs.py", {"LAST": "3"})
+    for scheme in ("colocated", "colocated_nested"):
+        yield Job(scheme, compiled(folder, scheme, P=4, N=8), CHECK, "graphs.py", {"LAST": "4"})
+
+
 def going_on(folder: Path, name: str) -> Iterator[Job]:
     """Jobs that train four updates, and two and then two more from a checkpoint."""
     graph = GRAPHS[name]
-    directory, environment = folder / f"trained_{name.replace(' ', '_').replace('-', '_')}", graph.environment()
+    directory, environment = folder / f"trained_{name}", graph.environment()
     size, saved = ("--micro-batch-size", "2", "--steps"), str(folder / f"saved {name}")
     for word, steps, further in (
         ("whole", "4", ()),
@@ -134,11 +173,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def ran(folder: Path) -> dict[str, Outcome]:
-    return run_all(folder, 4, [*jobs(folder), *going_on(folder, "heads")])
+    return run_all(folder, 4, [*jobs(folder), *of_the_library(folder), *going_on(folder, "heads")])
 
 
-@pytest.mark.parametrize("name", [*VARIANTS, *MOVED, *(f"trained {name}" for name in GRAPHS)])
+@pytest.mark.parametrize("name", [*VARIANTS, *WIDTHS, *MOVED, *(f"trained {name}" for name in GRAPHS)])
 def test_a_graph_of_stages_trains_as_one_process_does(ran: dict[str, Outcome], name: str) -> None:
+    ran[name].assert_passed()
+    assert "check: passed" in ran[name].said[0]
+
+
+@pytest.mark.parametrize("name", ["page", "encoder_decoder", "colocated", "colocated_nested"])
+def test_schemes_of_the_library_for_graphs_train_as_one_process_does(ran: dict[str, Outcome], name: str) -> None:
     ran[name].assert_passed()
     assert "check: passed" in ran[name].said[0]
 

@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from chimera_ir import library
 from tests.e2e.ranks import Job, Outcome, compiled, run_all
 from tests.repeatable import also
-from tests.sizes import on_workers
+from tests.sizes import chains, on_workers
 
 ENDS = ("first,last",)
 CHECK = ("--check-only", "--micro-batch-size", "2")
@@ -30,7 +29,7 @@ REFUSED = {
 
 
 def four_ranks(folder: Path) -> Iterator[Job]:
-    for scheme in library.names():
+    for scheme in chains():
         if scheme != "pipedream":
             directory = compiled(folder, scheme, ENDS, **on_workers(scheme, 4, 4))
             yield Job(scheme, directory, CHECK, "tied.py", {"TIES": "dropout"})

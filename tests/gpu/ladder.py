@@ -12,6 +12,7 @@ from chimera_ir.errors import CompileError
 from tests.gpu.commands import ROOT, CommandLine
 from tests.gpu.machine import Ground
 from tests.gpu.steps import Trial, ends_with_one_message, succeeds
+from tests.sizes import chains
 
 WORKERS = (2, 4, 8)
 MICRO_BATCHES = (8, 12, 16, 4, 2)
@@ -60,7 +61,7 @@ def steps(ground: Ground, folder: Path) -> Iterator[tuple[str, Callable[[str], T
     for workers in WORKERS:
         if workers <= ground.ranks:
             copies = ground.ranks // workers
-            for scheme in library.names():
+            for scheme in chains():
                 yield f"{scheme} on {workers} workers, W = {copies}", partial(_checked, ground, folder, scheme, workers)
     most = max(workers for workers in WORKERS if workers <= ground.ranks)
     gpt, long_context = partial(_needed, folder, "chimera", most), partial(_needed, folder, "seq1f1b", most)

@@ -11,40 +11,11 @@ from chimera_ir.options import Options
 from chimera_ir.predict.setting import Setting
 from chimera_ir.profile.cluster import FREE, Cluster
 from chimera_ir.profile.costs import StageCosts
+from chimera_ir.source import Source
 from tests.simulator import Simulator
 from tests.timings import stage_timing
 
-TWO_ENCODERS = (Path(__file__).resolve().parents[2] / "docs" / "examples" / "two_encoders.chim").read_text()
-
-FROZEN_ENCODER = """
-scheme frozen_encoder(a = 2, D = 3, N = 8)
-frozen image
-workers a + D
-pipe down {
-  stages image[i in 0..a] on i
-  stages text[s in 0..D] on a + s
-  micros m in 0..N
-  F(m, image[i]) @ 2*m + i
-  F(m, text[s]) @ 2*m + a + s
-  B(m, text[s]) @ 2*m + 2*(a + D)-1 - a - s
-}
-"""
-
-ENCODER_DECODER = """
-scheme encoder_decoder(E = 2, D = 3, N = 8)
-feeds enc[E-1] -> dec[s in 0..D]
-workers E + D
-let L = E + D
-pipe down {
-  stages enc[i in 0..E] on i
-  stages dec[s in 0..D] on E + s
-  micros m in 0..N
-  F(m, enc[i]) @ 2*m + i
-  B(m, enc[i]) @ 2*m + 2*L-1 - i
-  F(m, dec[s]) @ 2*m + E + s
-  B(m, dec[s]) @ 2*m + 2*L-1 - E - s
-}
-"""
+EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples"
 
 SHARED_WORKERS = """
 scheme shared_workers(P = 3, N = 6)
@@ -76,40 +47,24 @@ pipe down {
 }
 """
 
-SOMETIMES_AN_IMAGE = """
-scheme sometimes_an_image(a = 2, D = 3, N = 9)
-workers a + D
-let L = a + D
-pipe down {
-  stages image[i in 0..a] on i
-  stages text[s in 0..D] on a + s
-  micros m in 0..N
-  F(m, image[i]) @ 2*m + i when m % 3 != 2
-  B(m, image[i]) @ 2*m + 2*L-1 - i when m % 3 != 2
-  F(m, text[s]) @ 2*m + a + s
-  B(m, text[s]) @ 2*m + 2*L-1 - a - s
-}
-"""
-
 UNEQUAL = {"F": [1, 1, 3, 2, 2, 2], "B": [2, 2, 6, 4, 4, 4]}
 
-INSTANCES: Mapping[str, tuple[str, Mapping[str, Sequence[int]], int, int | None, Sequence[int]]] = {
-    "two encoders": (TWO_ENCODERS, {}, 36, None, [5, 4, 4, 3, 2, 1]),
-    "two encoders, unequal stages": (TWO_ENCODERS, UNEQUAL, 81, 93, [5, 4, 4, 3, 2, 1]),
-    "a frozen encoder": (FROZEN_ENCODER, {}, 32, None, [0, 0, 3, 2, 1]),
-    "every third micro-batch without an image": (SOMETIMES_AN_IMAGE, {}, 36, None, [4, 3, 3, 2, 1]),
-    "encoder and decoder": (ENCODER_DECODER, {}, 36, 54, [5, 4, 3, 2, 1]),
-    "encoder and decoder on the same workers": (SHARED_WORKERS, {}, 42, None, [6, 5, 4]),
-    "a U-Net in a V": (UNET, {}, 57, None, [9, 10, 12, 12]),
+INSTANCES: Mapping[str, tuple[str | Path | Source, Mapping[str, Sequence[int]], int, int | None, Sequence[int]]] = {
+    "two encoders": ("two_encoders", {}, 36, None, [5, 4, 4, 3, 2, 1]),
+    "two encoders, unequal stages": ("two_encoders", UNEQUAL, 81, 93, [5, 4, 4, 3, 2, 1]),
+    "a frozen encoder": (EXAMPLES / "frozen_encoder.chim", {}, 32, None, [0, 0, 3, 2, 1]),
+    "every third micro-batch without an image": (EXAMPLES / "sometimes_an_image.chim", {}, 36, None, [4, 3, 3, 2, 1]),
+    "encoder and decoder": ("encoder_decoder", {}, 36, 54, [5, 4, 3, 2, 1]),
+    "encoder and decoder on the same workers": (Source("shared_workers.chim", SHARED_WORKERS), {}, 42, None, [6, 5, 4]),
+    "a U-Net in a V": (Source("unet.chim", UNET), {}, 57, None, [9, 10, 12, 12]),
 }
 """Text, costs of stages, makespan with free messages and with messages of 1, peaks of the workers."""
 
 
 @pytest.mark.parametrize("name", INSTANCES)
-def test_makespan_and_peaks(name: str, tmp_path: Path) -> None:
+def test_makespan_and_peaks(name: str) -> None:
     text, costs, makespan, with_messages, peaks = INSTANCES[name]
-    (tmp_path / "graph.chim").write_text(text)
-    compiled = chimera_ir.compile(tmp_path / "graph.chim", options=Options(stage_costs=costs))
+    compiled = chimera_ir.compile(text, options=Options(stage_costs=costs))
     assert compiled.report.makespan == makespan
     assert [*compiled.report.activations] == peaks
     for message, expected in ((0, makespan), (1, with_messages)):
@@ -118,6 +73,23 @@ def test_makespan_and_peaks(name: str, tmp_path: Path) -> None:
         stage = StageCosts(1, 1, 0, {1: stage_timing(1, 2, 3, 1, 1, 1, 1, halves=(1, 1))})
         setting = Setting((stage,) * compiled.header.stages, Cluster("free", 4096, 1, 1, 0, FREE, FREE, FREE), 1, 1)
         assert max(end for *_, end in Simulator(compiled.program, setting).computes) == makespan
+
+
+@pytest.mark.parametrize("sizes", [(1, 1, 1, 1), (1, 3, 2, 4), (3, 1, 4, 9), (2, 2, 1, 12)])
+def test_two_encoders_take_the_time_of_the_longest_way(sizes: tuple[int, int, int, int]) -> None:
+    a, b, D, N = sizes
+    report = chimera_ir.compile("two_encoders", a=a, b=b, D=D, N=N).report
+    behind = [*range(D + a, D, -1), *range(D + b, D, -1), *range(D, 0, -1)]
+    assert report.makespan == 3 * (N + max(a, b) + D - 1)
+    assert [*report.activations] == [min(stages, N) for stages in behind]
+
+
+@pytest.mark.parametrize("sizes", [(1, 1, 1), (1, 4, 6), (3, 2, 3)])
+def test_an_encoder_and_a_decoder_take_the_time_of_a_chain(sizes: tuple[int, int, int]) -> None:
+    E, D, N = sizes
+    report = chimera_ir.compile("encoder_decoder", E=E, D=D, N=N).report
+    chain = chimera_ir.compile("dapple", D=E + D, N=N).report
+    assert (report.makespan, report.activations) == (chain.makespan, chain.activations)
 
 
 def _longest_path(dag: "nx.DiGraph[int]", message: int) -> int:

@@ -46,6 +46,7 @@ UNITS = "(N/D + 1)*(D-2)"
 LATE = "2*(P-1) + (v-1)*P/2"
 OF_1F1B = "(D-1)/(N + D-1)"
 INTERLEAVED = "(P-1)/(v*N + P-1)"
+LONGER = "(a if a > b else b)"
 
 
 ROWS = {
@@ -104,6 +105,17 @@ ROWS = {
         *(("v of D = vP", "(v-1)P+2 to (v+1)P"), "N % P == 0 and N >= 2*P", INTERLEAVED),
         *("v", "(v-1)*P + 2", "(v+1)*P", "P N", ("pair=3",), LOOPED),
     ),
+    "two_encoders": Row(
+        *(("1", "1 to max(a, b)+D"), f"N >= D + {LONGER}", f"(D + {LONGER} - 1)/(N + D + {LONGER} - 1)"),
+        *("1", "1", f"D + {LONGER}"),
+        fixed=({"a": 2, "b": 1}, {"a": 1, "b": 3}),
+    ),
+    "encoder_decoder": Row(
+        *(("1", "1 to E+D"), "N >= D + E", "(D + E - 1)/(N + D + E - 1)", "1", "1", "D + E"),
+        fixed=({"E": 1}, {"E": 2}),
+    ),
+    "colocated": Row(("2 of P+1", "1+N/P to P+N/P"), "N % P == 0", "", "2", "1 + N/P", "P + N/P", "P N"),
+    "colocated_nested": Row(("2 of P+1", "3 to P+2"), "N % P == 0 and N >= 2*P", "", "2", "3", "P + 2", "P N"),
     "amdp": Row(("D", "D-1 to D"), "N % D == 0 and D >= 4", "1/(3*D + 1)", "D", "D-1", "D"),
     "pipedream": Row(("1 to D", "1 to D"), "True", "0", "D", "1", "D", "D"),
     "pipedream_2bw": Row(("2", "1 to D"), "N >= D", "0", "2", "1", "D"),

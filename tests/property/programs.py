@@ -7,8 +7,9 @@ from dataclasses import replace
 import networkx as nx
 from hypothesis import strategies as st
 
+from chimera_ir.ir.graph import Absence, Feed, NamedStages
 from chimera_ir.ir.kinds import BACKWARD, FORWARD, INPUT_GRADIENT
-from chimera_ir.ir.levels import Absence, Feed, Header, NamedStages, Pipe, Plan
+from chimera_ir.ir.levels import Header, Pipe, Plan
 from chimera_ir.ir.ops import Clock, Compute, Micro, Planned, Stage, WeightGroup, Worker
 from chimera_ir.source import Span
 

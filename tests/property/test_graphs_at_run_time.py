@@ -40,7 +40,7 @@ class Drawn(NamedTuple):
             inputs = inside.intersection(self.sources)
             if inputs.intersection(without) if inputs else feeding <= lacking:
                 lacking.add(name)
-        left_out = {name for name, micros in absent.items() if micro // self.asked["together"] in micros}
+        left_out = {name for name, micros in absent.items() if micro // max(self.asked["together"]) in micros}
         return {stage for stage in self.stages if self.group_of(stage) in lacking | left_out}
 
     def allows(self, lacking: set[int]) -> bool:
@@ -86,19 +86,20 @@ def graphs(draw: st.DrawFn) -> Drawn:
         "frozen": draw(some)[: len(stages) - 1],
         "split": draw(some),
         "recompute": draw(some),
-        "together": draw(st.sampled_from([1, 1, 2])),
+        "together": draw(st.lists(st.sampled_from([1, 1, 2, 4]), min_size=start, max_size=start)),
     }
     drawn = Drawn(groups, [Edge(*edge, name) for edge, name in zip(feeds, keywords, strict=True)], asked)
     # Some groups have no part in some blocks of micro-batches, and some inputs lack.
     absent: dict[str, list[int]] = {name: [] for name in groups}
-    blocks = st.integers(0, MICRO_BATCHES // asked["together"] - 1)
+    size = max(asked["together"])
+    blocks = st.integers(0, MICRO_BATCHES // size - 1)
     for name, block in draw(st.lists(st.tuples(st.sampled_from([*groups]), blocks), max_size=4, unique=True)):
         absent[name].append(block)
-        if not drawn.allows(drawn.lacking(absent, block * asked["together"])):
+        if not drawn.allows(drawn.lacking(absent, block * size)):
             absent[name].remove(block)
     absent = {name: sorted(of_group) for name, of_group in absent.items() if of_group}
     without = [draw(st.frozensets(st.sampled_from(drawn.sources))) for _ in range(MICRO_BATCHES)]
-    if draw(st.booleans()) or len(drawn.sources) == 1 or asked["together"] > 1:
+    if draw(st.booleans()) or len(drawn.sources) == 1 or size > 1:
         without = [frozenset[int]()] * MICRO_BATCHES
     for micro, sources in enumerate(without):
         if len(sources) == len(drawn.sources) or not drawn.allows(drawn.lacking(absent, micro, sources)):
@@ -163,8 +164,8 @@ def _alone() -> Iterator[None]:
 
 @pytest.mark.usefixtures("_alone")
 @examples(40)
-@given(drawn=graphs(), seed=st.integers(0, 9))
-def test_a_graph_on_one_rank_trains_as_a_walk_of_it_does(drawn: Drawn, seed: int) -> None:
+@given(drawn=graphs(), seed=st.integers(0, 9), items=st.integers(1, MICRO_BATCHES * SIZE))
+def test_a_graph_on_one_rank_trains_as_a_walk_of_it_does(drawn: Drawn, seed: int, items: int) -> None:
     torch.manual_seed(seed)
     batches = [micro_batch(drawn, micro) for micro in range(MICRO_BATCHES)]
     made = [Node(stage, stage in drawn.sinks).double() for stage in drawn.stages]
@@ -186,6 +187,11 @@ def test_a_graph_on_one_rank_trains_as_a_walk_of_it_does(drawn: Drawn, seed: int
             assert outcome is not None
             assert outcome.loss == pytest.approx(total.item(), rel=1e-12)
             assert float(pipe.evaluate([batches.__getitem__])) == pytest.approx(total.item(), rel=1e-12)
+            if not (any(drawn.without) or drawn.asked["absent"]):
+                x, y = (torch.cat([batch[part] for batch in batches])[:items] for part in (0, 1))
+                tokens = torch.cat([named["tokens"] for _, _, named in batches])[:items]
+                mean = walked(drawn, alone, 0, (x, y, {"tokens": tokens}))
+                assert float(pipe.evaluate([(x, y, {"tokens": tokens})])) == pytest.approx(mean.item(), rel=1e-12)
     for stage, (here, there) in enumerate(zip(made, alone, strict=True)):
         for mine, theirs in zip(here.parameters(), there.parameters(), strict=True):
             assert (mine.grad is None) is (theirs.grad is None), stage

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partialmethod
+from itertools import chain
 from typing import Any
 
 from chimera_runtime.lane import Lane
@@ -34,8 +35,8 @@ class Journal:
             {number: made(self, number) for number in self.facts.stages},
             {route: FakeIncoming(self, *route[:3], self.rooms(*route[:3])) for route in self.facts.incoming},
             {route: FakeOutgoing(self, *route[:3]) for route in self.facts.outgoing},
-            lambda first, micro: ("y", (first + micro,), -1),
-            lambda first, micro: ("target", first + micro),
+            lambda first, micro, *_stage: ("y", (first + micro,), -1),
+            lambda first, micro, *_stage: ("target", first + micro),
         )
         ties = {tie.stages: tied(self, tie.stages) for tie in self.facts.ties}
         if not self.facts.turns:
@@ -45,8 +46,12 @@ class Journal:
     def rooms(self, source: int, target: int, _worker: int) -> Sequence[int]:
         """For how many micro-batches each slot of a link has room."""
         facts = self.facts.stages[target]
-        (rooms,) = facts.slots["y" if source < target else "dx"]
-        return rooms
+        value = "y" if source < target else "dx"
+        return facts.slots[value][self.job.makers(value, target).index(source)]
+
+    def evaluated_rooms(self, source: int, target: int) -> Sequence[int]:
+        """The same of an evaluation."""
+        return self.facts.evaluation.slots[target][self.job.feeding[target].index(source)]
 
     def run(self, script: Mapping[str, Any], updates: int) -> None:
         """Runs the lane of a script: one update or, in a stream, so many."""
@@ -63,10 +68,10 @@ class Journal:
         facts = self.facts.evaluation
         parts = LaneComponents(
             {number: EvaluatedStage(self, number) for number in self.facts.stages},
-            {route: FakeIncoming(self, *route[:3], *facts.slots[route.target]) for route in facts.incoming},
+            {route: FakeIncoming(self, *route[:3], self.evaluated_rooms(*route[:2])) for route in facts.incoming},
             {route: FakeOutgoing(self, *route[:3]) for route in facts.outgoing},
-            lambda first, micro: ("y", (first + micro,), -1),
-            lambda first, micro: ("target", first + micro),
+            lambda first, micro, *_stage: ("y", (first + micro,), -1),
+            lambda first, micro, *_stage: ("target", first + micro),
         )
         script["evaluate"](Lane(parts))
 
@@ -93,6 +98,18 @@ def listed(journal: Journal, micros: Micros) -> str:
     if slices > 1:
         return ",".join(f"m{micro // slices} q{micro % slices}" for micro in group(micros))
     return ",".join(f"m{micro}" for micro in group(micros))
+
+
+def values_of(kind: str, micros: tuple[int, ...], stages: Sequence[int]) -> tuple[Any, ...]:
+    """What a stage is handed of several: the values of one after the other."""
+    return tuple(chain.from_iterable((kind, micros, stage) for stage in stages))
+
+
+def made_for(kind: str, micros: Micros, readers: Sequence[int]) -> set[Any]:
+    """What a stage makes: a value for each of several stages that read it, or one for the only one."""
+    return (
+        {(kind, micros, reader) for reader in readers} if len(readers) > 1 else {(kind, micros)} if readers else set()
+    )
 
 
 class FakeLink:
@@ -192,24 +209,25 @@ class FakeStage(FakeWeights):
         self.again: set[int] = set()
         self.under_way: set[tuple[str, Micros]] = set()
         self.on_host: set[tuple[str, Micros]] = set()
-        self.made: set[tuple[str, Micros]] = set()
+        self.made: set[tuple[str, Micros] | tuple[str, Micros, int]] = set()
+        self.feeding, self.fed = journal.job.feeding[number], journal.job.fed[number]
 
     def forward(self, micros: Micros, inputs: Any, targets: Any = None) -> None:
         numbers = group(micros)
-        if self.number:
-            assert inputs == ("y", numbers, self.number - 1)
+        if self.feeding:
+            assert inputs == values_of("y", numbers, self.feeding)
         else:
             loaded = tuple(("y", (micro,), -1) for micro in numbers)
             assert inputs == (loaded if isinstance(micros, tuple) else loaded[0])
-        last = self.number == self.journal.job.stages - 1
+        last = not self.fed
         judged = tuple(("target", micro) for micro in numbers)
         assert targets == ((judged if isinstance(micros, tuple) else judged[0]) if last else None)
         self.waiting |= {*numbers}
-        self.made |= set() if last else {("y", micros)}
+        self.made |= made_for("y", micros, self.fed)
         self.journal.lines.append(f"F {listed(self.journal, micros)} s{self.number}{self.version}")
 
-    def outputs(self, micros: Micros) -> Any:
-        self.made.remove(("y", micros))
+    def outputs(self, micros: Micros, *reader: int) -> Any:
+        self.made.remove(("y", micros, *reader))
         return "y", group(micros), self.number
 
     def recompute(self, micros: Micros) -> None:
@@ -219,13 +237,12 @@ class FakeStage(FakeWeights):
         self.journal.lines.append(f"recompute {listed(self.journal, micros)} s{self.number}{self.version}")
 
     def backward(self, micros: Micros, gradients: Any = ()) -> None:
-        last = self.number == self.journal.job.stages - 1
-        assert gradients == (() if last else ("dx", group(micros), self.number + 1))
+        assert gradients == values_of("dx", group(micros), self.fed)
         assert self.waiting >= {*group(micros)}
         assert ("", micros) not in self.on_host
         self.waiting -= {*group(micros)}
         self.again -= {*group(micros)}
-        self.made |= {("dx", micros)} if self.number else set()
+        self.made |= made_for("dx", micros, self.feeding)
         self.journal.lines.append(f"B {listed(self.journal, micros)} s{self.number}{self.version}")
 
     def pair(self, forward: tuple[Any, ...], other: "FakeStage", backward: tuple[Any, ...]) -> None:
@@ -244,8 +261,8 @@ class FakeStage(FakeWeights):
         self.halfway -= {*group(micros)}
         self.journal.lines.append(f"W {listed(self.journal, micros)} s{self.number}{self.version}")
 
-    def input_gradients(self, micros: Micros) -> Any:
-        self.made.remove(("dx", micros))
+    def input_gradients(self, micros: Micros, *reader: int) -> Any:
+        self.made.remove(("dx", micros, *reader))
         return "dx", group(micros), self.number
 
     def _launch(self, kind: str, micros: Micros) -> None:

@@ -95,6 +95,14 @@ def test_a_scheme_that_is_refused_has_a_word_a_code_and_its_reason_below() -> No
     assert (found["pipedream"]["code"], "report" in found["pipedream"]) == ("Incomparable", False)
 
 
+def test_a_scheme_for_several_parts_is_refused_beside_one_for_other_parts_or_a_chain() -> None:
+    assert entries("dapple", "colocated", "D=4", "N=8")["colocated"]["refused"] == (
+        "it is for a model with image and text, and dapple for one with one chain of layers"
+    )
+    beside = entries("colocated", "colocated_nested", "dapple", "P=4", "N=8")
+    assert [entry["report"]["makespan"] for entry in beside.values()] == [39, 43, 41.25]
+
+
 @pytest.mark.parametrize("name", ["interleaved", "amdp", "chimera_halving"])
 def test_messages_are_the_sends_of_an_update(name: str) -> None:
     compilation = chimera_ir.compile(name)

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from chimera_ir import library
 from tests.gpu import __main__ as program
 from tests.gpu import report
 from tests.gpu.commands import CommandEnd, CommandLine, run
 from tests.gpu.ladder import FAILURES, steps
 from tests.gpu.machine import RANKS_OF_ONE_DEVICE, ground
 from tests.gpu.steps import Finding, Trial, Verdict, attempt, ends_with_one_message, succeeds
+from tests.sizes import chains
 
 CPU = ground(2, None, pretended=True)
 
@@ -121,7 +121,7 @@ def test_one_device_is_shared_and_of_several_each_has_a_rank() -> None:
 def test_every_scheme_is_tried_at_every_size_that_fits_with_all_devices(tmp_path: Path) -> None:
     names = [name for name, _ in steps(ground(8, None, pretended=False), tmp_path)]
     assert len(set(names)) == len(names)
-    for scheme in library.names():
+    for scheme in chains():
         assert [f"{scheme} on {d} workers, W = {8 // d}" for d in (2, 4, 8)] == [
             name for name in names if name.startswith(f"{scheme} on")
         ]

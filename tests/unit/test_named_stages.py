@@ -1,18 +1,14 @@
 """Groups of stages by their names: in options, in messages, in the report."""
 
-from pathlib import Path
-
 import pytest
 
 import chimera_ir
 from chimera_ir.errors import NoSuchTie, WrongOption
 from chimera_ir.options import Options
 
-TWO_ENCODERS = Path(__file__).resolve().parents[2] / "docs" / "examples" / "two_encoders.chim"
-
 
 def compiled(**options: object) -> chimera_ir.Compilation:
-    return chimera_ir.compile(TWO_ENCODERS, options=Options(**options))
+    return chimera_ir.compile("two_encoders", options=Options(**options))
 
 
 def test_a_cost_of_a_group_is_that_of_its_stages_and_others_keep_theirs() -> None:

@@ -8,6 +8,7 @@ from xml.etree import ElementTree
 import pytest
 from rich.text import Text
 
+import chimera_ir
 from chimera_ir.cost.durations import Costs
 from chimera_ir.cost.host_plan import with_events
 from chimera_ir.cost.simulate import Timeline, simulate, steady_window
@@ -15,7 +16,7 @@ from chimera_ir.ir.kinds import BACKWARD, FORWARD
 from chimera_ir.ir.levels import Header, Pipe, Schedule
 from chimera_ir.ir.ops import Compute, Micro, Stage, Worker
 from chimera_ir.picture import sheet, svg, terminal
-from chimera_ir.picture.looks import HUES, INK, PAPER, hue, label, step
+from chimera_ir.picture.looks import HUES, INK, PAPER, Looks, hue, label, step
 from tests.lowered import lowered
 from tests.unit.clocked import all_then_all, one_direction, one_version_each, two_directions, two_versions
 
@@ -221,6 +222,20 @@ def test_the_launches_of_a_schedule_with_a_flush_are_marked() -> None:
     drawn = terminal.draw(with_events(timeline(schedule), lowered(schedule)), 80)
     assert [line.count("▾") for line in lanes(drawn)] == [2, 1, 1, 2]
     assert drawn.plain.split("\n")[-1].endswith("▾ gradient sum launched")
+
+
+def test_a_letter_stands_for_the_same_group_of_stages_on_all_workers() -> None:
+    shown = chimera_ir.compile("colocated", P=4, N=8).timeline
+    looks = Looks(shown.header)
+    parts = [part for lane in shown.lanes for timed in lane for part in timed.operation.parts]
+    letters = {(part.stage > 0, looks.label(part)[-1]) for part in parts}
+    assert letters == {(False, "a"), (True, "b")}
+    assert "a image, b text" in terminal.draw(shown, 80).plain
+    assert [looks.chunk_name(chunk) for chunk in range(looks.chunks)] == ["a image", "b text"]
+
+
+def test_groups_on_workers_of_their_own_need_no_letters() -> None:
+    assert Looks(chimera_ir.compile("two_encoders").schedule.header).sign == ""
 
 
 @pytest.mark.parametrize("costs", [Costs(B=Fraction(10**18)), Costs(F=Fraction(10**18, 7), B=Fraction(1, 10**18))])

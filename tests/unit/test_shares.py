@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 import chimera_ir
-from chimera_ir import Options
+from chimera_ir import Options, library
 from chimera_ir.commands.compare_command import compare_command
 from chimera_ir.commands.compile_command import compile_command
 from chimera_ir.errors import CompileError, OptionError
@@ -25,7 +25,6 @@ from chimera_ir.source import Source
 from tests.timings import stage_timing
 from tests.unit.test_layers_of_a_profile import CLUSTER
 
-COLOCATED = Path(__file__).resolve().parents[2] / "docs" / "examples" / "colocated.chim"
 QUARTER = Options(keep={0: "1/4"})
 FREE_ORDER = """
 scheme encoder
@@ -61,7 +60,7 @@ MISTAKES = [
     ("0=much", "the share of stage 0 is an integer, a decimal or a fraction (2, 0.5, 1/3), not 'much'"),
     ("0=1/0", "the share of stage 0 is an integer, a decimal or a fraction (2, 0.5, 1/3), not '1/0'"),
     ("0=1000001", "the share of stage 0 is at most 1,000,000"),
-    ("image=1/4", "stages are a number, first, last or a range A..B up to B - 1, not 'image'"),
+    ("image=1/4", "image=1/4: dapple(D=4, N=4) has the stages 0 to 3"),
     ("4=1/4", "4=1/4: dapple(D=4, N=4) has the stages 0 to 3"),
     ("2..5=1/4", "2..5=1/4: dapple(D=4, N=4) has the stages 0 to 3"),
     ("2..2=1/4", "2..2=1/4: dapple(D=4, N=4) has the stages 0 to 3"),
@@ -155,7 +154,7 @@ def test_inputs_and_carries_do_not_depend_on_the_shares() -> None:
 
 def test_the_baseline_has_the_same_model_in_other_stages() -> None:
     """Of 5 stages in 4, the first has the encoder and a quarter of the next one: 4 * (1/4 + 1/4) M_a."""
-    base = chimera_ir.compile(COLOCATED, options=QUARTER).report.baseline
+    base = chimera_ir.compile("colocated", options=QUARTER).report.baseline
     assert base.activations == (2, 3 * Fraction(5, 4), 2 * Fraction(5, 4), Fraction(5, 4))
     chosen = Options(keep={0: "1/4"}, against="gpipe")
     assert chimera_ir.compile("dapple", D=4, N=8, options=chosen).report.baseline.activations == (2, 8, 8, 8)
@@ -170,7 +169,7 @@ def test_schemes_side_by_side_have_the_same_model() -> None:
 
 def test_a_bound_counts_by_the_shares() -> None:
     """5 stages of which the first keeps 1/4: what holds with it does not hold without it, nor with a larger one."""
-    text = COLOCATED.read_text().replace("workers P\n", "workers P\nmemory activations <= 5\n")
+    text = library.source("colocated").text.replace("workers P\n", "workers P\nmemory activations <= 5\n")
     source = Source("bounded.chim", text)
     assert max(chimera_ir.compile(source, options=QUARTER).report.activations) == Fraction(9, 2)
     with pytest.raises(CompileError, match=r"activations of 6 micro-batches \(M_a\), more than the declared 5"):

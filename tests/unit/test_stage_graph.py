@@ -10,10 +10,10 @@ import pytest
 from chimera_ir.codegen.statements import Notation, Scribe, links
 from chimera_ir.flow.flow import Flow, crossing
 from chimera_ir.flow.net import net_of
-from chimera_ir.ir.blocks import Blocks
+from chimera_ir.ir.graph import Feed, NamedStages
 from chimera_ir.ir.kinds import ACTIVATIONS, BACKWARD, FORWARD, GRADIENTS, KEPT, Kind, Trained, Value
-from chimera_ir.ir.levels import Feed, Header, NamedStages, Pipe, Schedule
-from chimera_ir.ir.ops import Compute, Message, Micro, Stage, Worker
+from chimera_ir.ir.levels import Header, Pipe, Schedule
+from chimera_ir.ir.ops import Blocks, Compute, Message, Micro, Stage, Worker
 from chimera_ir.ir.text.printer import line
 from chimera_ir.lower.lower import forwards, lower
 from chimera_ir.verify.cycle import acyclic, first_value

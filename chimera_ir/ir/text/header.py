@@ -14,7 +14,7 @@ from chimera_ir.diagnostics.catalogue import irtext as say
 from chimera_ir.diagnostics.catalogue.names import FrozenNotSupported, GraphNotSupported
 from chimera_ir.diagnostics.catalogue.values import AllFrozen
 from chimera_ir.diagnostics.model import Attempts, Diagnostic, Rejected, reject
-from chimera_ir.ir.graph import graph_mistakes
+from chimera_ir.ir.graph import Absence, Feed, NamedStages, graph_mistakes
 from chimera_ir.ir.kinds import KINDS, Kind
 from chimera_ir.ir.levels import (
     MAX_LENGTH,
@@ -22,11 +22,8 @@ from chimera_ir.ir.levels import (
     MAX_SHARE,
     MAX_STAGES,
     MAX_WORKERS,
-    Absence,
     Bound,
-    Feed,
     Header,
-    NamedStages,
     Pipe,
     Quantity,
     Strategy,

@@ -182,3 +182,18 @@ def test_micro_batches_are_loaded_from_the_first_of_the_update_that_has_begun() 
 def test_several_micro_batches_are_loaded_as_a_tuple() -> None:
     assert lane().input((1, 3)) == (("x", 0, 1), ("x", 0, 3))
     assert lane().target((2,)) == (("y", 0, 2),)
+
+
+def test_where_several_stages_get_data_the_stage_is_told_to_what_loads_them() -> None:
+    loaded: list[tuple[int, ...]] = []
+    lane = Lane(LaneComponents({}, {}, {}, lambda *numbers: loaded.append(numbers), lambda *numbers: numbers))
+    lane.input((4, 5), 2)
+    assert loaded == [(0, 4, 2), (0, 5, 2)]
+    assert lane.target(1, 3) == (0, 1, 3)
+
+
+def test_values_that_were_made_apart_are_joined_but_for_those_of_micro_batches_without_items() -> None:
+    lane = Lane(LaneComponents({}, {}, {}, lambda *_: None, lambda *_: None))
+    first, second = ((torch.full((rows, 2), 1.0), torch.full((rows,), 2.0)) for rows in (1, 3))
+    assert [tuple(tensor.shape) for tensor in lane.join(first, second)] == [(4, 2), (4,)]
+    assert all(map(torch.equal, lane.join(first, ()), first))

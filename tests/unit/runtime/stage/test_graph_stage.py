@@ -54,6 +54,27 @@ def test_of_several_micro_batches_each_reader_takes_all() -> None:
     assert torch.equal(one.input_gradients((0, 1), 1)[0], full(9.0).repeat(2, 1))
 
 
+def test_readers_take_parts_of_what_several_micro_batches_have_made() -> None:
+    one, (first, second) = made(), (torch.randn(2, 2 * ROWS, WIDTH, generator=torch.Generator().manual_seed(0)))
+    one.forward((0, 1), (first, second))
+    whole = 2 * first + 3 * second
+    assert [torch.equal(one.outputs(m, 3)[0], whole[m * ROWS : (m + 1) * ROWS]) for m in (1, 0)] == [True, True]
+    assert torch.equal(one.outputs((0, 1), 4)[0], whole)
+    one.backward((0, 1), (first, second))
+    assert all(torch.equal(one.input_gradients(m, 0)[0], 2 * (first + second)[m * ROWS :][:ROWS]) for m in (0, 1))
+    assert torch.equal(one.input_gradients((0, 1), 1)[0], 3 * (first + second))
+    assert not one._made
+    assert not one._taken
+
+
+def test_a_part_of_outputs_that_were_written_is_an_error() -> None:
+    one = made()
+    one.forward((0, 1), (full(1.0).repeat(2, 1), full(10.0).repeat(2, 1)))
+    one.outputs(0, 3)[0].add_(1.0)
+    with pytest.raises(BadModel, match="stage 2"):
+        one.outputs(1, 3)
+
+
 def test_gradients_go_back_to_the_stages_that_have_a_backward_alone() -> None:
     one = made(backs=False)
     one.forward(0, (full(1.0), full(10.0)))
