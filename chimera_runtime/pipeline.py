@@ -271,7 +271,9 @@ class Pipeline:
             The mini-batch of this rank's copy: a pair (input, target) of pytrees with B*N items along dimension 0 of
             every tensor; or a function of a micro-batch's number that returns a pair with B items, called only for the
             micro-batches that this rank needs. A third entry is a dict of keyword arguments, for the stages that take
-            them. `Batches` give inputs, targets and keyword arguments of the update separately.
+            them. Of a dict of inputs for several groups of stages, an entry may be None, or lack: then these groups
+            have no part in the micro-batch. `Batches` give inputs, targets and keyword arguments of the update
+            separately.
         micro_batches
             The mini-batch as N pairs.
         accumulate

@@ -1,109 +1,130 @@
-"""The lane of an update in which micro-batches lack stages because of their data.
+"""The lane of a program whose micro-batches may lack stages because of their data.
 
-The script has the lines of the whole program. Those about a stage that a micro-batch lacks do nothing, nor do those
-about messages from such a stage or to one: the ranks at both ends know that.
+The script has the lines of the whole program. In an update in which a micro-batch lacks a stage, the lines about it do
+nothing, nor do those about messages from the stage or to it: the ranks at both ends know that.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 from chimera_runtime.lane.lane import Lane, LaneComponents
-from chimera_runtime.lane.stream_lane import StreamLink
 from chimera_runtime.program.absence import Absence
 from chimera_runtime.program.numbering import Micros
-from chimera_runtime.program.operations import MOVES, OPERATIONS
+from chimera_runtime.program.operations import MOVES, OPERATIONS, PAIRED
 from chimera_runtime.program.rank_facts import VALUES, Route
 
+_ON_MICROS = (
+    *OPERATIONS.values(),
+    *(call for method in MOVES.values() for call in (method, f"wait_{method}")),
+    *(value.made for value in VALUES.values()),
+    *("isend", "irecv", "wait", "take"),
+)
+"""Methods of stages and links whose first argument are micro-batches."""
 
-class PartlyAbsentStage:
-    """A stage whose operations do nothing for micro-batches of which ``has`` is false; all else is as in ``stage``."""
+_LATE = ("wait_all_reduce", "step")
+"""Methods of weight groups that need the count of all losses."""
 
-    def __init__(self, stage: Any, has: Callable[[Micros], bool]) -> None:
-        self.stage = stage
+
+class PartAtTimes:
+    """A stage, a tie or a link whose calls about micro-batches of which ``has`` is false do nothing, while some lack
+    something; else its methods are those of ``part``. Calls that need the count of all losses are put into ``late``,
+    if it is given and that count is not known by the group itself.
+    """
+
+    def __init__(
+        self, part: Any, has: Callable[[Micros], bool], absence: Absence, late: list[Callable[[], None]] | None
+    ) -> None:
+        self.part = part
         self.has = has
-        moves = (call for method in MOVES.values() for call in (method, f"wait_{method}"))
-        for method in (*OPERATIONS.values(), *moves, *(value.made for value in VALUES.values())):
-            setattr(self, method, partial(self._call, method))
+        self._absence = absence
+        present = {name for name in dir(part) if not name.startswith("_")}
+        self._guards: dict[str, Callable[..., Any]] = {
+            name: partial(self._call, name) for name in _ON_MICROS if name in present
+        }
+        if PAIRED in present:
+            self._guards[PAIRED] = self._pair
+        self._late = {
+            name: partial(self._put_off, late, name) for name in _LATE if name in present and late is not None
+        }
+        vars(self).update(self._guards | self._late)
 
     def __getattr__(self, name: str) -> Any:
-        """What the stage has beside operations on micro-batches."""
-        return getattr(self.stage, name)
+        """What the part has beside."""
+        return getattr(self.part, name)
 
-    def _call(self, method: str, micros: Micros, *values: Any) -> Any:
-        return getattr(self.stage, method)(micros, *values) if self.has(micros) else ()
+    def __dir__(self) -> Sequence[str]:
+        return dir(self.part)
 
-    def pair(self, forward: tuple[Any, ...], other: "PartlyAbsentStage", backward: tuple[Any, ...]) -> None:
+    def switch(self) -> None:
+        """Takes the methods of the part itself, unless something lacks in the update that begins."""
+        for guards, is_used in ((self._guards, bool(self._absence.by_data)), (self._late, self._absence.is_felt)):
+            vars(self).update(guards if is_used else {name: getattr(self.part, name) for name in guards})
+
+    def _call(self, name: str, micros: Micros, *values: Any, **slot: int) -> Any:
+        return getattr(self.part, name)(micros, *values, **slot) if self.has(micros) else ()
+
+    def _put_off(self, late: list[Callable[[], None]], name: str) -> None:
+        call = getattr(self.part, name)
+        if self._absence.is_felt:
+            late.append(call)
+        else:
+            call()
+
+    def _pair(self, forward: tuple[Any, ...], other: "PartAtTimes", backward: tuple[Any, ...]) -> None:
         """Runs a pair, or the one of both operations whose micro-batch has its stage."""
         if self.has(forward[0]) and other.has(backward[0]):
-            self.stage.pair(forward, other.stage, backward)
+            self.part.pair(forward, other.part, backward)
             return
         self.forward(*forward)
         other.backward(*backward)
 
 
-class LateGroup:
-    """A stage or a tie whose sums are waited for, and whose steps are made, when the update has ended: it puts these
-    calls into ``late``.
+def at_times(components: LaneComponents, absence: Absence, *, counted: bool) -> LaneComponents:
+    """Returns components for an `AbsenceLane`, whose calls about what a micro-batch lacks do nothing. If losses are
+    ``counted``, gradients are divided by the counts of all of them, also of those that do not reach a stage.
     """
 
-    def __init__(self, group: Any, late: list[Callable[[], None]]) -> None:
-        self.group = group
-        self.wait_all_reduce = partial(late.append, lambda: group.wait_all_reduce())
-        self.step = partial(late.append, lambda: group.step())
+    def wrapped(part: Any, has: Callable[[Micros], bool]) -> PartAtTimes:
+        part_at_times = PartAtTimes(part, has, absence, absence.late if counted else None)
+        absence.parts.append(part_at_times)
+        return part_at_times
 
-    def __getattr__(self, name: str) -> Any:
-        """What the group has beside."""
-        return getattr(self.group, name)
+    def is_sent(route: Route) -> Callable[[Micros], bool]:
+        return lambda micros: absence.has(micros, route.source) and absence.has(micros, route.target)
+
+    return components._replace(
+        stages={n: wrapped(stage, partial(absence.has, stage=n)) for n, stage in components.stages.items()},
+        incoming={route: wrapped(link, is_sent(route)) for route, link in components.incoming.items()},
+        outgoing={route: wrapped(link, is_sent(route)) for route, link in components.outgoing.items()},
+        ties={group: wrapped(tie, lambda _micros: True) for group, tie in components.ties.items()},
+    )
 
 
 class AbsenceLane(Lane):
-    """The lane of a program whose micro-batches may lack stages; where all have all, it is a plain `Lane`.
-
-    With ``total``, which adds up a number over all ranks, a gradient is divided by the counts of all losses of an
-    update, also of those that do not reach its stage: then sums are waited for when all losses are computed.
+    """The lane of a program whose micro-batches may lack stages, over components of `at_times`, which a tool may have
+    wrapped since. If losses are counted, ``total`` adds up a number over all ranks: then sums of gradients are waited
+    for when all losses are computed.
     """
 
     def __init__(
         self, components: LaneComponents, absence: Absence, total: Callable[[float], float] | None = None
     ) -> None:
-        self._absence, self._total = absence, total
-        self._late = list[Callable[[], None]]()
-        self._plain = components
-        if total is not None:
-            late = self._late
-            stages, ties = components.stages, components.ties
-            components = components._replace(
-                stages={number: LateGroup(stage, late) for number, stage in stages.items()},
-                ties={group: LateGroup(tie, late) for group, tie in ties.items()},
-            )
         super().__init__(components)
-        has = absence.has
-
-        def link_of(route: Route, link: Any) -> StreamLink:
-            return StreamLink(link, lambda micros: has(micros, route.source) and has(micros, route.target))
-
-        self._whole = components
-        self._partly = components._replace(
-            stages={
-                number: PartlyAbsentStage(stage, partial(has, stage=number))
-                for number, stage in components.stages.items()
-            },
-            incoming={route: link_of(route, link) for route, link in components.incoming.items()},
-            outgoing={route: link_of(route, link) for route, link in components.outgoing.items()},
-        )
+        self._absence, self._total = absence, total
 
     def begin(self, update: int) -> None:
         """Begins an update, as `Lane.begin`."""
+        for part in self._absence.parts:
+            part.switch()
         super().begin(update)
-        self._components = self._partly if self._absence.by_data else self._whole
-        self._components = self._components if self._absence.is_felt else self._plain
 
     def end(self) -> None:
         """Ends an update: waits for the sums of gradients, which are divided by the sum of all counts."""
-        counts, self._absence.counts = self._absence.counts, []
-        if self._total is not None and self._absence.is_felt:
-            self._absence.count = self._total(float(sum(map(float, counts))))
-            for call in self._late:
+        absence = self._absence
+        counts, absence.counts = absence.counts, []
+        if self._total is not None and absence.is_felt:
+            absence.count = self._total(float(sum(map(float, counts))))
+            for call in absence.late:
                 call()
-            self._late.clear()
+            absence.late.clear()

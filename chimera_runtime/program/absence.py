@@ -1,7 +1,8 @@
 """Absence: the stages that have no part in a micro-batch, because the program or the data leave it out there."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -18,7 +19,7 @@ class Absence:
     every update: `Job.lacking`. ``is_felt`` says that some micro-batch of any copy lacks a stage.
 
     ``counts`` are the counts of the losses that this rank has computed in the update, and ``count`` is their sum over
-    all ranks at its end.
+    all ranks at its end. ``parts`` are the stages and links of a lane, and ``late`` the calls that wait for ``count``.
     """
 
     job: Job
@@ -26,6 +27,8 @@ class Absence:
     is_felt: bool = field(init=False)
     counts: list[torch.Tensor] = field(default_factory=list)
     count: float = 0.0
+    parts: list[Any] = field(default_factory=list)
+    late: list[Callable[[], None]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.is_felt = bool(self.job.lacking)

@@ -68,7 +68,7 @@ def _lacking(job: Job, copy: int, micro: int, present: Sequence[int]) -> frozens
         fed = job.fed[stage]
         if stage not in lacking and fed and lacking.issuperset(fed):
             raise mistakes.output_would_be_unread(micro=micro, copy=copy, names=names, stage=job.stage_name(stage))
-        if stage in job.grouped and not lacking.isdisjoint((stage, *job.feeding[stage])):
+        if stage in job.grouped and not lacking.isdisjoint((stage, *job.feeding[stage], *fed)):
             raise mistakes.block_lacks_a_stage(
                 micro=micro, copy=copy, names=names, stage=job.stage_name(stage), scheme=job.name
             )

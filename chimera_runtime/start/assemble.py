@@ -19,7 +19,7 @@ from chimera_runtime.errors import Misuse
 from chimera_runtime.errors import start as mistakes
 from chimera_runtime.errors.data import input_is_missing, order_of_iterable
 from chimera_runtime.errors.start import backward_is_bent, forward_writes_parameter, stages_are_in_evaluation_mode
-from chimera_runtime.lane.absence_lane import AbsenceLane
+from chimera_runtime.lane.absence_lane import AbsenceLane, at_times
 from chimera_runtime.lane.lane import Incoming, Lane, LaneComponents, Load, Outgoing
 from chimera_runtime.lane.profiler_ranges import ranged, ranges_on
 from chimera_runtime.lane.stream_lane import Driver, StreamLane, UpdateRange
@@ -177,6 +177,16 @@ class RankContext:
         """The stages that micro-batches do not have; None if each micro-batch has all."""
         return Absence(self.world.job) if self.world.job.at_times else None
 
+    @property
+    def is_counted(self) -> bool:
+        """Whether the loss is a sum and a count."""
+        return self.probed.expected_count is not None
+
+    @property
+    def lacks_at_times(self) -> bool:
+        """Whether calls of the script may do nothing, or wait, for what micro-batches lack."""
+        return self.absence is not None and (self.is_counted or self.world.job.may_lack_input)
+
 
 # The lane of a rank: its stages, its links to other workers, and the loading of inputs and targets.
 
@@ -200,6 +210,9 @@ def components_of(context: RankContext, stages: Mapping[int, Stage]) -> LaneComp
         load_target=load_target,
         ties={tie.group: tie for stage in stages.values() for tie in stage.ties},
     )
+    if context.lacks_at_times:
+        assert context.absence is not None
+        components = at_times(components, context.absence, counted=context.is_counted)
     return ranged(components, ranges_on(world.device), job.slices) if context.ranges else components
 
 
@@ -208,11 +221,11 @@ def lane_of(context: RankContext, components: LaneComponents) -> Lane:
     job = context.world.job
     if job.period:
         return StreamLane(components, UpdateRange(job.passes), context.facts.initial)
-    absence, is_counted = context.absence, context.probed.expected_count is not None
-    if absence is None or not (is_counted or job.may_lack_input):
+    if context.absence is None or not context.lacks_at_times:
         return Lane(components)
     control = context.world.control_group
-    return AbsenceLane(components, absence, (lambda count: added_over_all(control, count)[0]) if is_counted else None)
+    total = (lambda count: added_over_all(control, count)[0]) if context.is_counted else None
+    return AbsenceLane(components, context.absence, total)
 
 
 def driver_of(context: RankContext, lane: Lane) -> Driver:

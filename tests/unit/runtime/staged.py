@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from chimera_runtime.program.absence import Absence
 from chimera_runtime.program.job import WHOLE, Backwards
 from chimera_runtime.program.numbering import Micros, Numbering
 from chimera_runtime.ranks.messages import LinkToHost, Names
@@ -60,6 +61,7 @@ def stage(
     steps: Any = None,
     host_link: LinkToHost | None = None,
     backwards: Backwards = WHOLE,
+    absence: Absence | None = None,
 ) -> Stage:
     parameters = list(module.parameters())
     names = Names(0, 0, 3, 1.0)
@@ -75,6 +77,7 @@ def stage(
         recomputed or set(),
         host_link=host_link,
         backwards=backwards,
+        absence=absence,
     )
 
 

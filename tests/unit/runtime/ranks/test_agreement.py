@@ -26,6 +26,7 @@ from chimera_runtime.ranks.agreement import (
     ObjectExchange,
     added_over_all,
     gathered,
+    largest_in_copy,
     receive_value,
     send_value,
     settings_of,
@@ -321,3 +322,15 @@ def test_what_fails_on_one_rank_fails_on_all_with_what_that_one_says(alone: Worl
         assert [*map(str, outcomes(None, ValueError("what")))] == expected[:1] * 2
         assert [*map(str, outcomes(BadCheckpoint("gone"), None))] == expected[1:] * 2
         assert [*map(str, outcomes(BadCheckpoint("gone"), ValueError("what")))] == expected[::-1]
+
+
+def test_ranks_of_a_copy_find_the_largest_numbers_without_the_others(alone: World) -> None:
+    with worlds(alone, job(), copies=2) as ranks:
+        calls = [
+            partial(largest_in_copy, world.control_group, torch.tensor([n, 3 - n])) for n, world in enumerate(ranks)
+        ]
+        largest = {world.place.copy: found.tolist() for world, found in zip(ranks, together(calls), strict=True)}
+    numbers = [[[n, 3 - n] for n, world in enumerate(ranks) if world.place.copy == copy] for copy in range(2)]
+    assert largest == {
+        copy: [max(column) for column in zip(*of_copy, strict=True)] for copy, of_copy in enumerate(numbers)
+    }

@@ -5,10 +5,13 @@ import torch
 from torch import nn
 
 from chimera_runtime.errors import BadModel
+from chimera_runtime.program.absence import Absence
+from chimera_runtime.program.job import Feed
 from chimera_runtime.stage.stage import Stage
 from chimera_runtime.stage.stage_output import SendToSeveral
 from chimera_runtime.values.boundary import FeedingBoundary, joined_boundary
 from tests.unit.runtime.staged import ONE, ROWS, WIDTH, stage
+from tests.unit.runtime.thread_ranks import job
 
 
 class Adding(nn.Module):
@@ -89,3 +92,36 @@ def test_a_reader_that_writes_the_outputs_is_an_error_before_the_next_one_reads_
     one.outputs(0, 3)[0].add_(1.0)
     with pytest.raises(BadModel, match="stage 2"):
         one.outputs(0, 4)
+
+
+class AddingSome(Adding):
+    def forward(self, x: torch.Tensor | None, waves: torch.Tensor | None) -> torch.Tensor:
+        given = [factor * value for factor, value in ((2, x), (3, waves)) if value is not None]
+        return self.scale * sum(given, full(1.0))
+
+
+@pytest.mark.parametrize("recomputed", [set(), {0, 1, 2}])
+def test_of_a_micro_batch_without_a_feeding_stage_its_argument_is_none_and_no_gradient_goes_there(
+    recomputed: set[int],
+) -> None:
+    feeds = [FeedingBoundary(0, "", ONE, True), FeedingBoundary(1, "waves", ONE, True)]
+    graph = job(
+        stages=5,
+        micro_batches=3,
+        placement=((0,) * 5,),
+        feeds=(Feed(0, 2), Feed(1, 2), Feed(2, 3), Feed(2, 4)),
+        named=tuple((f"g{number}", number, number + 1) for number in range(5)),
+        absent=(("g0", ((1, 3),)), ("g1", ((2, 3),)), ("g4", ((1, 2),))),
+    )
+    output = SendToSeveral(2, ONE, readers=(3, 4))
+    one = stage(AddingSome(), 2, joined_boundary(feeds), output, recomputed=recomputed, absence=Absence(graph))
+    for micro, inputs, expected in ((0, (full(1.0), full(10.0)), 33.0), (1, (full(10.0),), 31.0), (2, (), 1.0)):
+        one.forward(micro, inputs)
+        for reader in (3, 4) if micro != 1 else (3,):
+            assert torch.equal(one.outputs(micro, reader)[0], full(expected))
+    one.backward(0, (full(1.0), full(2.0)))
+    assert [one.input_gradients(0, feeding)[0][0, 0] for feeding in (0, 1)] == [6, 9]
+    one.backward(1, (full(1.0),))
+    assert torch.equal(one.input_gradients(1, 1)[0], full(3.0))
+    assert one.input_gradients(1, 0) == ()
+    assert not one._made
