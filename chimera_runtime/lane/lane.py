@@ -135,6 +135,12 @@ class Lane:
             return tuple([self.input(micro, *stage) for micro in micros])
         return self._load_input(self.first, micros, *stage)
 
+    def join(self, *messages: Tensors) -> Tensors:
+        """Joins values of successive micro-batches, which were made apart and are read together, along dimension 0; in
+        an evaluation those of micro-batches that have items.
+        """
+        return join([message for message in messages if message])
+
     def target(self, micros: Micros, *stage: int) -> Any:
         """Returns the target of a micro-batch, for a loss; other arguments are those of `input`."""
         if isinstance(micros, tuple):

@@ -67,7 +67,7 @@ def test_readers_take_parts_of_what_several_micro_batches_have_made() -> None:
     assert all(torch.equal(one.input_gradients(m, 0)[0], 2 * (first + second)[m * ROWS :][:ROWS]) for m in (0, 1))
     assert torch.equal(one.input_gradients((0, 1), 1)[0], 3 * (first + second))
     assert not one._made
-    assert not one._parts
+    assert not one._taken
 
 
 def test_a_part_of_outputs_that_were_written_is_an_error() -> None:
