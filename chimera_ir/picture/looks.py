@@ -15,8 +15,9 @@ from typing import NamedTuple, assert_never
 
 from chimera_ir.cost.durations import decimal, percent, weighing
 from chimera_ir.cost.simulate import Timeline, Track, Window
+from chimera_ir.ir.graph import NamedStages
 from chimera_ir.ir.kinds import KINDS, Kind, Resource
-from chimera_ir.ir.levels import Header, NamedStages
+from chimera_ir.ir.levels import Header
 from chimera_ir.ir.ops import Compute, Micro, Operation, Pair, Stage, singles
 from chimera_ir.plural import counted
 
