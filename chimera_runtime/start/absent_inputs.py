@@ -21,7 +21,7 @@ def agree_on_absence(context: RankContext, update: int) -> None:
     has none at all, or the program cannot run without what it lacks.
     """
     job, absence, source = context.world.job, context.absence, context.source
-    if absence is None or source is None or not (job.may_lack_input and context.probed.by_source):
+    if absence is None or source is None or not context.may_lack_input:
         return
     control = context.world.control_group
     present = torch.zeros(control.place.copies, job.micro_batches, len(job.sources), dtype=torch.uint8)

@@ -66,6 +66,8 @@ def jobs(folder: Path) -> Iterator[Job]:
         directory = written(folder, name, graph, 8 if "together" in asked else 6, **asked)
         arguments = TRAINED if name in TRAINING else CHECK
         yield Job(name, directory, arguments, "graphs.py", environment)
+    directory, environment = folder / "a_chain", CHAIN.environment(EDGES="0-1 1-2 2-3", TOKENS="2")
+    yield Job("reference", directory, CHECK, "graphs.py", environment)
     for name in REHEARSED:
         graph, asked = BY_TEXT[name]
         directory = written(folder, f"rehearsed {name}", graph, 6, **asked)
@@ -117,3 +119,8 @@ def test_a_loop_of_ones_own_steps_no_weights_that_nothing_used(ran: dict[str, Ou
 @pytest.mark.parametrize("name", REHEARSED)
 def test_a_rehearsal_of_it_ends(ran: dict[str, Outcome], name: str) -> None:
     ran[f"rehearsed {name}"].assert_passed()
+
+
+def test_the_model_in_one_piece_gets_no_micro_batches_without_a_group(ran: dict[str, Outcome]) -> None:
+    assert ran["reference"].statuses[0] == "2"
+    assert "of which a_chain leaves out groups: take reference() out" in ran["reference"].said[0]
