@@ -123,4 +123,4 @@ def test_a_rehearsal_of_it_ends(ran: dict[str, Outcome], name: str) -> None:
 
 def test_the_model_in_one_piece_gets_no_micro_batches_without_a_group(ran: dict[str, Outcome]) -> None:
     assert ran["reference"].statuses[0] == "2"
-    assert "of which a_chain leaves out groups: take reference() out" in ran["reference"].said[0]
+    assert "of which a_chain() leaves out groups: take reference() out" in ran["reference"].said[0]
