@@ -64,9 +64,10 @@ def _lacking(job: Job, copy: int, micro: int, present: Sequence[int]) -> frozens
     names, lacking = [*map(job.end_name, missing)], job.without(missing)
     if len(missing) == len(job.sources):
         raise mistakes.micro_batch_has_no_input(micro=micro, copy=copy, names=names)
+    gone = {stage for stage in range(job.stages) if stage in lacking or job.leaves_out(number, stage)}
     for stage in range(job.stages):
         fed = job.fed[stage]
-        if stage not in lacking and fed and lacking.issuperset(fed):
+        if stage not in gone and fed and gone.issuperset(fed):
             raise mistakes.output_would_be_unread(micro=micro, copy=copy, names=names, stage=job.stage_name(stage))
         if stage in job.grouped and not lacking.isdisjoint((stage, *job.feeding[stage], *fed)):
             raise mistakes.block_lacks_a_stage(
