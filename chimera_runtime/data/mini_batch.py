@@ -181,8 +181,8 @@ def as_triple(value: Any, name: str, names: KeywordNames | None = None) -> Tripl
 
 
 def by_item(triple: Triple) -> Triple:
-    """Returns a triple without the keyword arguments that are whole."""
-    return triple[0], triple[1], cut_alone(triple[2])
+    """Returns a triple without the keyword arguments that are whole, and without such entries of its input."""
+    return cut_alone(triple[0]) if isinstance(triple[0], dict) else triple[0], triple[1], cut_alone(triple[2])
 
 
 def length_of(triple: Triple, name: str) -> int:

@@ -141,7 +141,7 @@ NO_KEYWORDS: Keywords = {}
 
 
 class Whole(str):
-    """Name of a keyword argument that is never cut: see `whole`. It equals the name without the declaration."""
+    """Name of what is not cut by items: see `whole`. It equals the name without the declaration."""
 
     __slots__ = ()
 
@@ -151,6 +151,9 @@ def whole(name: str) -> str:
 
     It stands in the example's keyword arguments, ``{whole("borders"): borders}``, or in those of a dataset's items. The
     value has no items along dimension 0, and may differ from step to step. Later batches may have the plain name.
+
+    In an input by source, ``{whole("image"): patches, "text": words}``, it declares an entry whose rows are no items,
+    such as patches, in each micro-batch that a function makes.
     """
     return Whole(name)
 
@@ -161,7 +164,7 @@ def cut(keywords: Keywords, part: Callable[[Any], Any]) -> Keywords:
 
 
 def cut_alone(keywords: Keywords) -> Keywords:
-    """Returns the keyword arguments that are cut."""
+    """Returns the keyword arguments, or the entries of an input, that are cut by items."""
     return {name: value for name, value in keywords.items() if not isinstance(name, Whole)}
 
 

@@ -241,7 +241,7 @@ def beside(setting: RankContext, stages: dict[int, Stage]) -> dict[str, Any]:
     losses, store = LossTotal(setting.model.judge), OutputStore()
     batches = [batch(50, B * job.evaluated), batch(51, 3)]
     for last in (losses, store):
-        evaluation = Evaluation(setting, stages, B, last)
+        evaluation = Evaluation(setting, stages, B, dict.fromkeys(setting.world.job.sinks, last))
         outputs = []
         for each in batches:
             for of in evaluation.evaluation_batches(each):

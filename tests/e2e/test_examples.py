@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import chimera_ir
-from tests.e2e.ranks import Job, Outcome, compiled, run_all, torchrun
+from tests.e2e.ranks import Job, Outcome, compiled, run_all, torchrun, torchrun_script
 from tests.repeatable import also, searching
 from tests.sizes import chains, on_workers, with_a_flush
 
@@ -103,3 +103,15 @@ def test_stages_that_cannot_share_the_layers_are_refused_in_one_line(tmp_path: P
     assert "transformer.py:" in line
     assert "gpt2.py:" in line
     assert "in build_stage): ValueError: 3 stages cannot share 8 layers evenly" in line
+
+
+def test_the_vision_language_model_is_tuned_as_in_one_process(tmp_path: Path) -> None:
+    """Frozen stages, adapters, micro-batches without pictures, and patches whose first dimension counts no items."""
+    script = EXAMPLES / "vision_language.py"
+    directory = compiled(tmp_path, str(script.with_suffix(".chim")))
+    ranks, alone = torchrun_script(script, 4, str(directory)), torchrun_script(script, 1, "--alone")
+    assert (ranks.returncode, alone.returncode) == (0, 0), ranks.stderr + alone.stderr
+    losses = [[float(line.split()[-1]) for line in each.stdout.splitlines()] for each in (ranks, alone)]
+    assert len(losses[0]) == 20
+    assert losses[0] == pytest.approx(losses[1], rel=1e-10)
+    assert losses[0][-1] < 0.9 * losses[0][0]

@@ -162,6 +162,7 @@ def test_an_example_tells_the_size_of_a_micro_batch() -> None:
     ):
         items_of((X, Y, {"borders": {"of": [Y[:2]]}}))
     assert items_of((X, Y, {whole("borders"): {"of": [Y[:2]]}})) == B * N
+    assert items_of(({whole("image"): torch.ones(3 * B, 2), "text": X}, Y)) == B * N
 
 
 def test_keyword_arguments_are_cut_as_the_rest() -> None:
