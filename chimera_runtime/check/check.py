@@ -172,6 +172,8 @@ class Checked:
                 if reference.slices > 1:
                     agreements.append(side_by_side.compare_slices(reference, make))
                 if reference.model.reference is not None:
+                    if job.lacking:
+                        raise mistakes.reference_gets_all(scheme=job.name)
                     agreements.append(side_by_side.compare_with_model(reference))
                 verdict = compare(enquiry, job, results, begin, outputs)
             except CheckFailed as failed:

@@ -168,6 +168,10 @@ sharding_needs_a_flush = Misuse.worded(
     "--shard-optimizer: {schedule} has no flush, and its stages step inside the schedule, which leaves no place to "
     "gather their weights; take a scheme with a flush, or leave the option out"
 )
+reference_gets_all = Misuse.worded(
+    "reference() is called with every micro-batch as a whole, of which {scheme} leaves out groups: take reference() "
+    "out, as --check compares with the same stages in one process"
+)
 transformers_are_a_chain = Misuse.worded(
     "--hf: the layers of a transformer are a chain, and the stages of {schedule} are none; take a scheme without the "
     "line `feeds`, or write a model file whose build_stage makes the stages of the graph"

@@ -304,7 +304,7 @@ class Evaluation:
     def _agree_on_absence(self, micro_batches: EvaluationBatch) -> None:
         """Finds out, with the other ranks of the copy, which stages the micro-batches of a round lack."""
         context, job = self.context, self.context.world.job
-        if not (job.may_lack_input and context.probed.by_source):
+        if not context.may_lack_input:
             return
 
         def input_of(micro: int) -> Any:  # of a micro-batch without items all stages count as present

@@ -28,8 +28,8 @@ _LATE = ("wait_all_reduce", "step")
 
 class PartAtTimes:
     """A stage, a tie or a link whose calls about micro-batches of which ``has`` is false do nothing, while some lack
-    something; else its methods are those of ``part``. Calls that need the count of all losses are put into ``late``,
-    if it is given and that count is not known by the group itself.
+    something; else its methods are those of ``part``. Calls that need the count of all losses wait in ``late``, if it
+    is given, until the end of an update in which something lacks.
     """
 
     def __init__(

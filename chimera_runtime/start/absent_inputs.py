@@ -21,7 +21,7 @@ def agree_on_absence(context: RankContext, update: int) -> None:
     has none at all, or the program cannot run without what it lacks.
     """
     job, absence, source = context.world.job, context.absence, context.source
-    if absence is None or source is None or not (job.may_lack_input and context.probed.by_source):
+    if absence is None or source is None or not context.may_lack_input:
         return
     control = context.world.control_group
     present = torch.zeros(control.place.copies, job.micro_batches, len(job.sources), dtype=torch.uint8)
@@ -64,9 +64,10 @@ def _lacking(job: Job, copy: int, micro: int, present: Sequence[int]) -> frozens
     names, lacking = [*map(job.end_name, missing)], job.without(missing)
     if len(missing) == len(job.sources):
         raise mistakes.micro_batch_has_no_input(micro=micro, copy=copy, names=names)
+    gone = {stage for stage in range(job.stages) if stage in lacking or job.leaves_out(number, stage)}
     for stage in range(job.stages):
         fed = job.fed[stage]
-        if stage not in lacking and fed and lacking.issuperset(fed):
+        if stage not in gone and fed and gone.issuperset(fed):
             raise mistakes.output_would_be_unread(micro=micro, copy=copy, names=names, stage=job.stage_name(stage))
         if stage in job.grouped and not lacking.isdisjoint((stage, *job.feeding[stage], *fed)):
             raise mistakes.block_lacks_a_stage(

@@ -175,7 +175,7 @@ class RankContext:
     @cached_property
     def absence(self) -> Absence | None:
         """The stages that micro-batches do not have; None if each micro-batch has all."""
-        return Absence(self.world.job) if self.world.job.at_times else None
+        return Absence(self.world.job) if self.world.job.lacking or self.may_lack_input else None
 
     @property
     def is_counted(self) -> bool:
@@ -183,9 +183,9 @@ class RankContext:
         return self.probed.expected_count is not None
 
     @property
-    def lacks_at_times(self) -> bool:
-        """Whether calls of the script may do nothing, or wait, for what micro-batches lack."""
-        return self.absence is not None and (self.is_counted or self.world.job.may_lack_input)
+    def may_lack_input(self) -> bool:
+        """Whether inputs are dicts by source, of which entries may lack."""
+        return self.world.job.may_lack_input and self.probed.by_source
 
 
 # The lane of a rank: its stages, its links to other workers, and the loading of inputs and targets.
@@ -210,8 +210,7 @@ def components_of(context: RankContext, stages: Mapping[int, Stage]) -> LaneComp
         load_target=load_target,
         ties={tie.group: tie for stage in stages.values() for tie in stage.ties},
     )
-    if context.lacks_at_times:
-        assert context.absence is not None
+    if context.absence is not None and (context.may_lack_input or context.is_counted):
         components = at_times(components, context.absence, counted=context.is_counted)
     return ranged(components, ranges_on(world.device), job.slices) if context.ranges else components
 
@@ -221,7 +220,7 @@ def lane_of(context: RankContext, components: LaneComponents) -> Lane:
     job = context.world.job
     if job.period:
         return StreamLane(components, UpdateRange(job.passes), context.facts.initial)
-    if context.absence is None or not context.lacks_at_times:
+    if context.absence is None:
         return Lane(components)
     control = context.world.control_group
     total = (lambda count: added_over_all(control, count)[0]) if context.is_counted else None

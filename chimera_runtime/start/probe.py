@@ -291,10 +291,12 @@ class _Probe:
     def __post_init__(self) -> None:
         self._world = self.chain.world
         self._job = self._world.job
-        first = self.chain.of_stage("example", 0, partial(_first_whole, self._job, self.batches))
-        if isinstance(first, Misuse):
-            raise first
-        self._first, self.by_source = first
+        self._first, self.by_source = 0, False
+        if len(self._job.sources) > 1:
+            first = self.chain.of_stage("example", 0, partial(_first_whole, self._job, self.batches))
+            if isinstance(first, Misuse):
+                raise first
+            self._first, self.by_source = first
 
     # ---- passes over all stages
 

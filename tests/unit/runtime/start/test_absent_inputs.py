@@ -59,6 +59,17 @@ def test_an_output_that_nothing_would_read_is_refused() -> None:
         lacking_stages(with_own, 0, present((1, 0, 1), (1, 1, 1), (1, 1, 1)))
 
 
+def test_an_output_whose_readers_lack_by_the_program_and_by_the_data_is_refused() -> None:
+    two_readers = graph(
+        named=(("image", 0, 1), ("text", 1, 2), ("sound", 2, 3), ("head", 3, 4)),
+        feeds=(Feed(0, 3), Feed(2, 3)),
+        absent=(("head", ((1, 2),)),),
+    )
+    assert two_readers.sources == (0, 1, 2)
+    with pytest.raises(Misuse, match=r"so that nothing reads the output of image\[0\]"):
+        lacking_stages(two_readers, 0, present((1, 1, 1), (1, 0, 1), (1, 1, 1)))
+
+
 @pytest.mark.parametrize("stage", [0, 2])
 def test_stages_with_operations_over_several_micro_batches_lack_none(stage: int) -> None:
     with pytest.raises(Misuse, match=r"has operations over several micro-batches, which two cannot run in part"):
