@@ -189,7 +189,7 @@ class Pipeline:
         self.first_rank = control.members[0]
         # The model: modules with equal weights on all replicas, and what they do with the example.
         ties_of = tied if callable(tied) else lambda _stages: tied
-        model = Model(file_of(build_stage), build_stage, loss, tied=ties_of, name=name)
+        model = Model(file_of(build_stage), build_stage, loss, tied=ties_of, name=name, groups=job.named)
         self._feed = Feed(job, size, place.copy)
         self._feed.put_example(example)
         modules, probed, remarks = build_and_probe(

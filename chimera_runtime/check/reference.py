@@ -373,7 +373,7 @@ class _InTurn(torch.nn.ModuleDict):
         left = {}
         for number, layer in enumerate(self.values()):
             carry = None if carries is None else carries[number]
-            given = {name: value for name, value in by_name.items() if _takes(layer, name)}
+            given = {name: value for name, value in by_name.items() if _takes(layer, name, len(arguments))}
             value, left[number] = _called(layer, arguments, given, named, carry, start)
             arguments = [value]
         return value, left
@@ -392,7 +392,7 @@ def _called(
     """
     if isinstance(module, _InTurn):
         return module.in_turn(positional, by_name, named, carry, start)
-    arguments = {**{name: named[name] for name in named if _takes(module, name)}, **by_name}
+    arguments = {**{name: named[name] for name in named if _takes(module, name, len(positional))}, **by_name}
     parameters = inspect.signature(module.forward).parameters.keys() - named.keys()
     if "start" in parameters:
         arguments["start"] = start
@@ -407,9 +407,10 @@ def _items(value: Any) -> int:
     return next((leaf.shape[1] for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.dim() > 1), 0)
 
 
-def _takes(module: torch.nn.Module, name: str) -> bool:
+def _takes(module: torch.nn.Module, name: str, positional: int) -> bool:
+    """Whether the forward of a module takes a keyword argument behind so many positional ones."""
     try:
-        inspect.signature(module.forward).bind_partial(None, **{name: None})
+        inspect.signature(module.forward).bind_partial(*[None] * positional, **{name: None})
     except TypeError:
         return False
     return True

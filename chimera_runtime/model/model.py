@@ -194,6 +194,7 @@ class Model:
     ``loss`` is a function of output and target, or a dict of such functions: `of_sink` returns the model with one.
     ``name(stage, parameter)`` returns the model's own name for a parameter of a stage, and ``tied(num_stages)`` returns
     the parameters that stages share. If ``build_stage`` is `Layers`, both functions number layers in place of stages.
+    ``groups`` are the program's groups of stages with names: name, first stage, end.
     """
 
     file: Path
@@ -201,6 +202,7 @@ class Model:
     loss: Any
     tied: Callable[[int], Any] | None = field(default=None, kw_only=True)
     name: Callable[[int, str], str] | None = field(default=None, kw_only=True)
+    groups: Sequence[tuple[str, int, int]] = field(default=(), kw_only=True)
 
     @property
     def layers(self) -> Layers | None:

@@ -18,8 +18,9 @@ from chimera_runtime.model.ties import Modules, Tie, named
 def name_in_model(model: Model, stage: int, name: str) -> str:
     """Returns the model's own name of a parameter or a buffer, which a stage has under the name ``name``.
 
-    The function ``name`` of the model file returns it. Without that function it is ``stages.<stage>.<name>``, or with
-    layers ``layers.<layer>.<name in the layer>``. What belongs to the loss is always called ``loss.<name>``.
+    The function ``name`` of the model file returns it. Without that function it is ``stages.<stage>.<name>``, of a
+    group of stages ``<group>.<place in it>.<name>``, or with layers ``layers.<layer>.<name in the layer>``. What belongs
+    to the loss is always called ``loss.<name>``.
 
     Raises `Misuse` or `ModelError` if the function does not return a text, or raises an error.
     """
@@ -27,7 +28,9 @@ def name_in_model(model: Model, stage: int, name: str) -> str:
     if kind == "loss":
         return f"loss.{inside}"
     if model.name is None:
-        return f"{kind}s.{number}.{inside}"
+        groups = model.groups if kind == "stage" else ()
+        of_group = (f"{group}.{number - start}.{inside}" for group, start, stop in groups if start <= number < stop)
+        return next(of_group, f"{kind}s.{number}.{inside}")
     call = f"name({number}, {inside!r})"
     with UserCode(call, MISUSED):
         name_in_file = model.name(number, inside)

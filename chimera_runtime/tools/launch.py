@@ -7,6 +7,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import torch.distributed as dist
@@ -120,7 +121,7 @@ def _run(
             model = model_file(options, options.split)
         else:
             model = load_model(options.model, offered, options.split)
-        run = Run(options, compiled, store, place, device, model, faults)
+        run = Run(options, compiled, store, place, device, replace(model, groups=job.named), faults)
         train(run)
     dist.destroy_process_group()
     run.close()

@@ -134,8 +134,12 @@ def main() -> None:
         pipe.export_weights(sys.argv[3])
     if dist.get_rank() == 0:
         exported = torch.load(sys.argv[3], weights_only=True)
-        assert {*exported} == {f"stages.{name}" for name, _ in alone.named_parameters()}
-        assert all(torch.allclose(exported[f"stages.{n}"], p, rtol=1e-9) for n, p in alone.named_parameters())
+        groups = [f"{group}.{place}" for group, size in GRAPHS[sys.argv[2]].groups.items() for place in range(size)]
+        mine = {
+            f"{group}.{name}": p for group, m in zip(groups, alone, strict=True) for name, p in m.named_parameters()
+        }
+        assert exported.keys() == mine.keys()
+        assert all(torch.allclose(exported[name], parameter, rtol=1e-9) for name, parameter in mine.items())
     dist.barrier()
     dist.destroy_process_group()
 
