@@ -19,8 +19,8 @@ def name_in_model(model: Model, stage: int, name: str) -> str:
     """Returns the model's own name of a parameter or a buffer, which a stage has under the name ``name``.
 
     The function ``name`` of the model file returns it. Without that function it is ``stages.<stage>.<name>``, of a
-    group of stages ``<group>.<place in it>.<name>``, or with layers ``layers.<layer>.<name in the layer>``. What belongs
-    to the loss is always called ``loss.<name>``.
+    group ``<group>.<place in it>.<name>``, or with layers ``layers.<layer>.<name in the layer>``. What belongs to the
+    loss is always called ``loss.<name>``.
 
     Raises `Misuse` or `ModelError` if the function does not return a text, or raises an error.
     """
