@@ -447,6 +447,7 @@ def heading(report: Report) -> Text:
     parameters = " ".join(f"{name}={value}" for name, value in header.parameters)
     costs = _costs(report)
     groups = [f"{group.name} {group.stop - group.start}" for group in header.named]
+    groups = [(", " if header.feeds else " -> ").join(groups)] if groups else []  # without edges a chain of groups
     groups += [f"{len(header.frozen)} frozen"] if header.frozen else []
     sizes = ", ".join(
         (

@@ -34,10 +34,12 @@ Where two stages hand values on in one direction only, as forwards alone do, and
 before them, nothing answers a message. There:
 
 ``wait send``
-    right before the first operation that, in the earliest run, begins when the operation that uses the message is over;
-    if there is none, at the end of the lane. So the transfer has the time of an operation, and the memory of the
-    message is free soon after it was used. The wait always ends: in the order in which operations begin in the earliest
-    run, the receive is posted before it.
+    right before the first operation that, in a run of the schedule, begins when the operation that uses the message is
+    over; if there is none, at the end of the lane. So the transfer has the time of an operation, and the memory of the
+    message is free soon after it was used. The wait always ends: in the order in which operations begin in that run,
+    the receive is posted before it. For forwards alone it is the earliest run. For a schedule that trains it is the
+    latest run that is as short: a frozen encoder, which waits for nothing, would else run ahead of the text by as many
+    micro-batches as there are. There the wait is an operation later, so that the encoder has one to spare.
 
 With one communicator for both directions of a pair of workers, both post the messages between them in one order:
 
@@ -124,32 +126,53 @@ class Traffic:
     unanswered: list[Transfer] = field(default_factory=list)
 
 
-class EarliestRun(NamedTuple):
-    """The begin and end of each operation if it runs as early as it may, as ``begins[worker][place]`` and ``ends``."""
+class Run(NamedTuple):
+    """The begin and end of each operation in a run, as ``begins[worker][place]`` and ``ends``.
+
+    A send that nothing answers is waited for ``later`` operations later than it could be.
+    """
 
     begins: Sequence[Sequence[int]]
     ends: Sequence[Sequence[int]]
+    later: int
 
 
-def earliest_run(net: Net) -> EarliestRun:
+def earliest_run(net: Net) -> Run:
     """The run in which every operation begins as early as it can, and takes 1 for each of its micro-batches."""
     lengths = [operation.size for operation in net.operations]
-    ends = net.ends(lengths)
+    return _run(net, net.ends(lengths), lengths, later=0)
+
+
+def latest_run(net: Net) -> Run:
+    """The run in which every operation ends as late as it can without making the run longer.
+
+    An operation takes the cost of its kind for each of its micro-batches.
+    """
+    lengths = [op.size * sum(part.kind.cost for part in op.parts) for op in net.operations]
+    latest = [max(net.ends(lengths), default=0)] * len(lengths)
+    for number in reversed(net.order):
+        for before in net.predecessors[number]:
+            latest[before] = min(latest[before], latest[number] - lengths[number])
+    return _run(net, latest, lengths, later=1)
+
+
+def _run(net: Net, ends: Sequence[int], lengths: Sequence[int], later: int) -> Run:
     begins = [end - length for end, length in zip(ends, lengths, strict=True)]
-    return EarliestRun(*([times[lane.start : lane.stop] for lane in net.lanes] for times in (begins, ends)))
+    of_begins, of_ends = ([times[lane.start : lane.stop] for lane in net.lanes] for times in (begins, ends))
+    return Run(of_begins, of_ends, later)
 
 
 def communicate(
     schedule: Schedule,
     ahead: int,
-    run: EarliestRun | None = None,
+    run: Run | None = None,
     communicators: Communicators = Communicators.DIRECTED,
 ) -> Iterator[Traffic]:
     """Yields the traffic of each lane, by the policy above.
 
     The schedule has no errors by the rules "complete", "placed" and "acyclic". A receive is posted ``ahead`` operations
-    before its use, at least 0. ``run`` is the earliest run of the schedule, if any two stages hand values on in one
-    direction only. ``communicators`` says which messages share one.
+    before its use, at least 0. ``run`` is one of the schedule, if any two stages hand values on in one direction only.
+    ``communicators`` says which messages share one.
     """
     return in_order(_gathered(schedule, ahead, run, communicators), 0)
 
@@ -170,7 +193,7 @@ def in_order(traffics: list[Traffic], start: int) -> Iterator[Traffic]:
         yield traffic
 
 
-def _gathered(schedule: Schedule, ahead: int, run: EarliestRun | None, communicators: Communicators) -> list[Traffic]:
+def _gathered(schedule: Schedule, ahead: int, run: Run | None, communicators: Communicators) -> list[Traffic]:
     # The hand-overs between workers are the messages. For those without answers it is decided now where their sends are
     # waited for, as this decides for how long their memory is in use.
     places = Flow(schedule.header, chain.from_iterable(map(enumerate, schedule.lanes)))
@@ -268,10 +291,11 @@ def _answered(transfers: Iterable[Transfer], answers: list[Transfer], end: int) 
     return (uses[bisect_left(produced, transfer.used)] for transfer in transfers)
 
 
-def _waits(header: Header, links: Mapping[Link, Iterable[Transfer]], run: EarliestRun) -> dict[Message, int]:
+def _waits(header: Header, links: Mapping[Link, Iterable[Transfer]], run: Run) -> dict[Message, int]:
     answered = {edge: header.answered(edge) for edge in header.edges}
     return {
         transfer.message: bisect_left(run.begins[transfer.sender], run.ends[transfer.receiver][transfer.used])
+        + run.later
         for transfers in links.values()
         for transfer in transfers
         if not answered[transfer.message.edge]

@@ -56,6 +56,7 @@ from chimera_ir.lower.comm import (
     communicate,
     earliest_run,
     in_order,
+    latest_run,
     placed,
     rings,
     slots,
@@ -439,7 +440,7 @@ def lower(
     if isinstance(schedule, ScheduleStream):
         return lower_stream(schedule, ahead, duration, communicators, moves)
     net = net or net_of(schedule)
-    run = None if all(map(header.answered, header.edges)) else earliest_run(net)
+    run = (latest_run if header.trains else earliest_run)(net) if not all(map(header.answered, header.edges)) else None
     traffics = communicate(schedule, ahead, run, communicators)
     lanes = zip(schedule.lanes, traffics, synchronise(schedule, duration, net), moves, strict=True)
     return Program(

@@ -173,7 +173,7 @@ class Index(SyntaxNode):
 
 
 class Several(SyntaxNode):
-    """``group[s in range]``: some stages of a group."""
+    """``group[s in range]``, or ``group[range]``, whose variable is empty: some stages of a group."""
 
     group: Word
     index: Index

@@ -131,7 +131,8 @@ def _stages(part: ast.Expression | ast.Range | ast.Several) -> str:
 
 
 def _index(index: ast.Index) -> str:
-    return f"[{index.variable.text} in {_range(index.range)}]"
+    variable = f"{index.variable.text} in " if index.variable.text else ""
+    return f"[{variable}{_range(index.range)}]"
 
 
 def _let(let: ast.Let) -> str:

@@ -50,6 +50,9 @@ _NODES: dict[str, Callable[..., Any]] = {
     "frozen": lambda *stages, span: ast.Frozen(stages, span=span),
     "feeds": lambda source, target, *named, span: ast.Feeds(source, target, named[-1], span=span),
     "several": ast.Several,
+    "several_of": lambda group, numbers, span: ast.Several(
+        group, ast.Index(ast.Word("", span=numbers.span), numbers, span=numbers.span), span=span
+    ),
     "let": ast.Let,
     "table": lambda *entries, span: ast.NumberTable(entries, span=span),
     "function": lambda name, *parts, span: ast.Function(name, parts[:-1], parts[-1], span=span),

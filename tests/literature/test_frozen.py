@@ -53,3 +53,17 @@ def test_a_frozen_encoder_costs_its_way_to_the_first_trained_stage(stages: int, 
         assert found.makespan == 3 * (micro_batches + stages - 1) + a
         trained = [min(stages - s, micro_batches) for s in range(stages)]
         assert [*found.activations] == [0] * a + trained
+
+
+@pytest.mark.parametrize(
+    "name", ["an encoder of 2 stages, 3 trained ones", "an encoder, a trained stage, 3 frozen ones"]
+)
+def test_a_frozen_encoder_does_not_run_ahead_of_what_it_feeds(name: str) -> None:
+    """Nothing answers its messages, so the waits for its sends alone hold it back; a stage of the text takes longer."""
+    sizes, _, _ = INSTANCES[name]
+
+    def buffers(micro_batches: int) -> int:
+        program = chimera_ir.compile(SCHEME, **(sizes | {"N": micro_batches})).program
+        return max(1 + recv.slot for parts in program.parts for recv in parts.recvs.lines)
+
+    assert buffers(8) == buffers(40) <= 5

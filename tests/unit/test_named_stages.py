@@ -3,8 +3,12 @@
 import pytest
 
 import chimera_ir
+from chimera_ir.elaborate.elaborate import elaborate
 from chimera_ir.errors import NoSuchTie, WrongOption
 from chimera_ir.options import Options
+from chimera_ir.source import Source
+from chimera_ir.syntax.formatter import show
+from chimera_ir.syntax.parser import parse
 
 
 def compiled(**options: object) -> chimera_ir.Compilation:
@@ -49,3 +53,12 @@ def test_the_report_says_the_groups_and_a_message_names_a_stage() -> None:
     report = compiled().report.as_json()
     assert report["groups"] == {"image": [0, 1], "sound": [2], "text": [3, 4, 5]}
     assert report["feeds"] == [[1, 3], [2, 3]]
+
+
+def test_a_part_of_a_group_is_frozen_by_its_numbers() -> None:
+    text = chimera_ir.library.named("two_encoders").text
+    text = text.replace("\nworkers", "\nfrozen image[0..a], sound[j in 0..b]\nworkers", 1)
+    frozen = parse(Source("frozen.chim", text))
+    assert show(parse(Source("shown.chim", show(frozen)))) == show(frozen)
+    plan, _ = elaborate(frozen, {}, 1000)
+    assert plan.header.frozen == (0, 1, 2)
