@@ -21,9 +21,9 @@ class Now:
 
     def post(self, tag: int, stages: int, post: Callable[[], object]) -> object:
         """Posts the tensors of a message between two of so many stages, known by a tag of `tag_of`."""
-        micro, rest = divmod(tag, 2 * stages * stages)
-        source, backwards = divmod(rest, 2)
-        self._posting = f"m{micro} s{source}->s{source + 1 - 2 * backwards}", micro
+        place, target = divmod(tag // 2, stages)
+        micro, source = divmod(place, stages)
+        self._posting = f"m{micro} s{source}->s{target}", micro
         self._parts = 0
         try:
             return post()
