@@ -150,7 +150,7 @@ def train(directory: str, steps: int) -> list[float]:
 
 
 def train_alone(steps: int) -> list[float]:
-    """The same in one process, by autograd alone."""
+    """Trains the same in one process, by autograd alone."""
     vision, projector, words, *text = stages = [build_stage(stage, STAGES) for stage in range(STAGES)]
     optimizer, losses = optimizer_of(p for stage in stages for p in stage.parameters()), []
     for step in range(steps):

@@ -337,7 +337,7 @@ class Executor:
         self.demand(first or ("c", micro - 1, stage) in worker.carried, "{} on {} finds no carry", micro, stage)
 
     def made(self, worker: Worker, kind: str, micro: int, source: int, target: int) -> tuple | None:
-        """What a worker has made of a micro-batch, and of those taken together with it, for another stage."""
+        """Finds what a worker has made of a micro-batch, and of those taken together with it, for another stage."""
         ends = (source, target) if kind == "grad" else (source,)
         if (kind, (micro,), *ends) in worker.outputs:
             return (kind, (micro,), *ends)

@@ -398,8 +398,8 @@ class RecordedLane:
     def join(self, *parts: tuple[Any, ...]) -> tuple[Any, ...]:
         """Returns the description of parts joined: of all their micro-batches, if nothing else differs."""
         roles, groups, stages = zip(*parts, strict=True)
-        alike = len({*roles}) == len({*stages}) == 1
-        return (roles[0], tuple(chain.from_iterable(groups)), stages[0]) if alike else parts
+        of_one_stage = len({*roles}) == len({*stages}) == 1
+        return (roles[0], tuple(chain.from_iterable(groups)), stages[0]) if of_one_stage else parts
 
     def target(self, micros: Micros, stage: int = _DATASET) -> Value:
         """Returns the description that scripts get in place of the target of these micro-batches, for a stage."""
