@@ -10,14 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from chimera_ir.cost.durations import Costs, stage_shares
 from chimera_ir.errors import AboveMaxOperations, NoSuchTie, TooLarge, WrongOption
 from chimera_ir.ir.graph import NamedStages, stages_called
-from chimera_ir.ir.levels import (
-    MAX_PIPES,
-    MAX_SHARE,
-    MAX_WORKERS,
-    Header,
-    Quantity,
-    normalized,
-)
+from chimera_ir.ir.levels import MAX_PIPES, MAX_SHARE, MAX_WORKERS, Header, Quantity, normalized
 from chimera_ir.ir.ops import Communicators, Stage, WeightGroup
 from chimera_ir.ir.streams import Level, ProgramStream, ScheduleStream
 from chimera_ir.plural import counted
@@ -55,7 +48,7 @@ class OfProfile(Enum):
 class Keeping(NamedTuple):
     """The ``share`` of M_a that stages keep of a micro-batch, as the user writes it.
 
-    ``stages`` is the number of a stage, ``"first"``, ``"last"``, or a half-open range as ``"0..2"``.
+    ``stages`` are one or several, called as in `stages_called`.
     """
 
     stages: str

@@ -263,11 +263,9 @@ def _neighbours(header: Header, operation: ops.Compute) -> tuple[Worker | None, 
 
     A stage that does not have the micro-batch counts as None.
     """
-    stages, micro = (
-        (operation.stage, *header.feeding[operation.stage], *header.fed[operation.stage]),
-        operation.micros[0],
-    )
-    return tuple([header.worker(micro, stage) if header.has(micro, stage) else None for stage in stages])
+    micro, stage = operation.micros[0], operation.stage
+    stages = (stage, *header.feeding[stage], *header.fed[stage])
+    return tuple([header.worker(micro, s) if header.has(micro, s) else None for s in stages])
 
 
 def _pattern(micros: tuple[int, ...]) -> tuple[int, ...]:

@@ -525,9 +525,10 @@ class _Checker:
                 self._number(count, "`workers`", self._defined)
                 self._numbers(left_out, "`except`")
             case ast.Frozen(stages):
-                self._stages(stages, "`frozen`")
-            case ast.Feeds(source, target):
-                self._stages((source, target), "`feeds`")
+                groups = [part for part in stages if isinstance(part, ast.Name) and part.text in self._groups]
+                self._stages([part for part in stages if part not in groups], "`frozen`", self._with_groups(stages))
+            case ast.Feeds():
+                self._feeds(item)
             case ast.Require(condition):
                 self._formulas.formula(condition, Type.TRUTH, "`require`", self._defined)
             case ast.Update(count):
@@ -552,28 +553,30 @@ class _Checker:
             else:
                 self._number(part, place, self._defined)
 
-    def _stages(self, parts: Sequence[ast.Expression | ast.Range | ast.Several], place: str) -> None:
-        """Checks stages behind `frozen` and `feeds`, where the names of groups are known."""
+    def _feeds(self, edge: ast.Feeds) -> None:
+        ends = edge.source, edge.target
+        scope, several = self._with_groups(ends), [end for end in ends if isinstance(end, ast.Several)]
+        if several:
+            scope = scope.new_child({**self._variables([several[0].index.variable])})
+        if len(several) > 1:
+            self.mistakes.append(say.SeveralBoth(several[1].span))
+        self._stages(ends, "`feeds`", scope)
+
+    def _with_groups(self, parts: Iterable[ast.Expression | ast.Range | ast.Several]) -> NameLayers:
+        """Checks the stages of groups among ``parts``; returns a scope in which groups are tables of their stages."""
         scope: NameLayers = ChainMap({**self._groups}, self._defined)
-        several = [part for part in parts if isinstance(part, ast.Several)]
-        for some in several:
+        for some in (part for part in parts if isinstance(part, ast.Several)):
             position = ast.Integer(0, span=some.group.span)
             self._formulas.type_of(ast.Lookup(some.group, position, span=some.span), scope, None)
             self._range(some.index.range, self._defined)
-        if place == "`feeds`" and several:
-            scope = scope.new_child({**self._variables([several[0].index.variable])})
-        if len(several) > 1 and place == "`feeds`":
-            self.mistakes.append(say.SeveralBoth(several[1].span))
+        return scope
+
+    def _stages(self, parts: Iterable[ast.Expression | ast.Range | ast.Several], place: str, scope: NameLayers) -> None:
         for part in parts:
-            match part:
-                case ast.Range():
-                    self._range(part, scope)
-                case ast.Several():
-                    pass
-                case ast.Name(text) if text in self._groups and place == "`frozen`":
-                    pass
-                case _:
-                    self._number(part, place, scope)
+            if isinstance(part, ast.Range):
+                self._range(part, scope)
+            elif not isinstance(part, ast.Several):
+                self._number(part, place, scope)
 
     def _define(self, name: ast.Word, meaning: Meaning) -> None:
         if name.text in BUILTINS:

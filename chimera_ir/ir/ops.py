@@ -325,18 +325,10 @@ class Blocks:
             return [micros]
 
         def ends(micro: Micro) -> tuple[tuple[Micro, ...], tuple[Micro, ...]]:
-            made, read = (
-                self._together.get((value, source, micro, True)),
-                self._together.get((value, target, micro, False)),
-            )
-            return made or (micro,), read or (micro,)
+            made = self._together.get((value, source, micro, True), (micro,))
+            return made, self._together.get((value, target, micro, False), (micro,))
 
         return [tuple(together) for _, together in groupby(micros, ends)]
-
-    def made_with(self, message: Message) -> tuple[Micro, ...]:
-        """The micro-batches that are made together with those of a message."""
-        micros, source, _, value = message
-        return self._together.get((value, source, micros[0], True), micros)
 
     def read_with(self, message: Message) -> tuple[Micro, ...]:
         """The micro-batches that are read together with those of a message."""

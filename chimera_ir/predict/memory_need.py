@@ -33,8 +33,8 @@ def bounded(schedule: Schedule, setting: Setting, free: Iterable[int]) -> Schedu
         held = ((pipe, stage) for pipe in header.pipes for stage, w in enumerate(pipe.workers) if w == worker)
         most = ceil(sum(len(pipe.micros) * shares[stage] for pipe, stage in held))
         sizes = [setting.as_cut(s, header).kept.activations / shares[s] for s in header.stages_of[worker]]
-        more = max(0, room) * parts // max(1, max(sizes, default=1))
-        limits.append(max(Fraction(1), min(Fraction(most), Fraction(ceil(peak * parts) + more, parts))))
+        free_parts = max(0, room) * parts // max(1, max(sizes, default=1))
+        limits.append(max(Fraction(1), min(Fraction(most), Fraction(ceil(peak * parts) + free_parts, parts))))
     declared = next((bound.limits for bound in header.bounds if bound.quantity is Quantity.ACTIVATIONS), limits)
     least = map(Fraction, map(min, limits, declared))
     bound = Bound(Quantity.ACTIVATIONS, tuple(limit.numerator if limit.denominator == 1 else limit for limit in least))

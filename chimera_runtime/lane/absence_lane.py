@@ -50,7 +50,7 @@ class PartAtTimes:
         vars(self).update(self._guards | self._late)
 
     def __getattr__(self, name: str) -> Any:
-        """What the part has beside."""
+        """Returns an attribute of the part that is not about micro-batches."""
         return getattr(self.part, name)
 
     def __dir__(self) -> Sequence[str]:

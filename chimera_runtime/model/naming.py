@@ -13,6 +13,7 @@ from chimera_runtime.errors import FAILED, MISUSED
 from chimera_runtime.errors import model as mistakes
 from chimera_runtime.model.model import Model
 from chimera_runtime.model.ties import Modules, Tie, named
+from chimera_runtime.program.job import group_of
 
 
 def name_in_model(model: Model, stage: int, name: str) -> str:
@@ -28,9 +29,8 @@ def name_in_model(model: Model, stage: int, name: str) -> str:
     if kind == "loss":
         return f"loss.{inside}"
     if model.name is None:
-        groups = model.groups if kind == "stage" else ()
-        of_group = (f"{group}.{number - start}.{inside}" for group, start, stop in groups if start <= number < stop)
-        return next(of_group, f"{kind}s.{number}.{inside}")
+        group = group_of(model.groups, number) if kind == "stage" else None
+        return f"{kind}s.{number}.{inside}" if group is None else f"{group[0]}.{group[1]}.{inside}"
     call = f"name({number}, {inside!r})"
     with UserCode(call, MISUSED):
         name_in_file = model.name(number, inside)

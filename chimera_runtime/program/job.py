@@ -16,6 +16,12 @@ class Feed(NamedTuple):
     keyword: str = ""
 
 
+def group_of(named: Iterable[tuple[str, int, int]], stage: int) -> tuple[str, int] | None:
+    """Returns the name of the group of a stage (see `Job.named`), and the place of the stage in it; None without."""
+    places = ((name, stage - start) for name, start, stop in named if start <= stage < stop)
+    return next(places, None)
+
+
 @dataclass(frozen=True)
 class Job:
     """Facts about a program that all its ranks share.
@@ -126,14 +132,13 @@ class Job:
 
     def stage_name(self, stage: int) -> str:
         """A stage as messages name it: ``image[1]`` by its group, or its number."""
-        for name, start, stop in self.named:
-            if start <= stage < stop:
-                return f"{name}[{stage - start}]"
-        return f"{stage}"
+        group = group_of(self.named, stage)
+        return f"{stage}" if group is None else f"{group[0]}[{group[1]}]"
 
     def end_name(self, stage: int) -> str:
         """The name of a stage that no other feeds, or that feeds no other: that of its group, or its number."""
-        return self.stage_name(stage).partition("[")[0]
+        group = group_of(self.named, stage)
+        return f"{stage}" if group is None else group[0]
 
     def of_end(self, value: Any, stage: int, ends: Sequence[int]) -> Any:
         """The part of an input, or of a target, for ``stage``, which is one of the ``ends`` that get one. If there are

@@ -93,9 +93,9 @@ class GradientSum:
     ``loss_count``, if given, is summed as well, and then the gradients are divided by the count of the whole update.
     FSDP averages gradients over the ranks of a mesh: such gradients are divided by the mean of the counts of these
     ranks, so that the result is the sum of all gradients divided by the sum of all counts. With tensor parallelism the
-    ranks of a mesh have the same count. With ``absence`` the counts of micro-batches that lack the group count as well:
-    their sum is there. ``staging``, if given, carries the sums through pinned memory, where the counts
-    are read.
+    ranks of a mesh have the same count. ``absence`` has the sum of all counts of an
+    update in which micro-batches lack stages: also of losses that do not reach this group. ``staging``, if given,
+    carries the sums through pinned memory, where the counts are read.
     """
 
     name: str

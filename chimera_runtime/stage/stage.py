@@ -38,11 +38,11 @@ from chimera_runtime.stage.weight_versions import WeightGroup, Weights
 from chimera_runtime.values.boundary import NO_CARRY, Boundary, Traits, called
 from chimera_runtime.values.last_stage import alone
 from chimera_runtime.values.losses import Tally
-from chimera_runtime.values.nested import Tensors, fresh, join, joined, leaves, part, plain
+from chimera_runtime.values.nested import Tensors, fresh, in_message, join, joined, leaves, part
 from chimera_runtime.values.shared_memory import VERSION, Slots, lend
 
 _NOTHING: tuple[Tensors, list[int]] = (), []
-"""What a stage hands on of a micro-batch that it does not have, with versions of tensors."""
+"""No tensors and no versions: the value of a micro-batch that a stage does not have."""
 
 
 def _handed_on(value: str) -> Callable[["Stage", Micros], Tensors]:
@@ -314,7 +314,7 @@ class Stage(WeightGroup):
         for micro, values, target, numbers, digest in zip(micros, arguments, targets, before, digests, strict=True):
             self._saved[micro] = SavedInput(values, target, numbers, state, count, digest)
         self._side_numbers.add(self.number, micros[0], update, result.auxiliary)
-        return tuple([plain(tensor.detach()) for tensor in result.results])
+        return tuple(map(in_message, result.results))
 
     def _compared_values(self, result: ForwardResult, count: int) -> list[Any]:
         """The values in which the two runs of a forward over ``count`` micro-batches must agree."""

@@ -291,11 +291,10 @@ class SendOutput:
         """
         tensors, form = taken_apart(returned) if type(returned) is not torch.Tensor else ((returned,), ONE_TENSOR)
         after = self.after.at(micros[0]) if self.after.of_slices else self.after
-        if [*map(KIND, tensors)] != after.kinds and torch.is_grad_enabled():
-            tensors = after.with_leaves(tensors)
-        is_as_first = form is after.form and [*map(KIND, tensors)] == after.kinds
-        if not is_as_first and (difference := after.mismatch(tensors, form, len(micros))):
-            raise mistakes.output_differs(stage=self.number, micro=micros[0], difference=difference)
+        if form is not after.form or [*map(KIND, tensors)] != after.kinds:
+            tensors = after.with_leaves(tensors) if torch.is_grad_enabled() else tensors
+            if difference := after.mismatch(tensors, form, len(micros)):
+                raise mistakes.output_differs(stage=self.number, micro=micros[0], difference=difference)
         roots = tuple(map(edge_of, compress(tensors, after.differentiable)))
         if after.owned_by_stage and any(after.owned_by_stage):
             pairs = zip(tensors, after.owned_by_stage, strict=True)

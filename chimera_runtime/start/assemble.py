@@ -434,8 +434,8 @@ def assemble(
                 return SendToSeveral(number, after, share, moves_operands=moves_operands, readers=readers)
             return SendOutput(number, after, share, moves_operands=moves_operands)
         trains = any(p.requires_grad for p in module.parameters())
-        always = (stage for stage in job.feeding[number] if not job.at_times)
-        trains = trains or any(any(probed.boundaries[stage].recorded) for stage in always)
+        if not job.at_times:  # else a micro-batch may have no stage whose weights need its gradient
+            trains = trains or any(any(probed.boundaries[stage].recorded) for stage in job.feeding[number])
         name = job.end_name(number)
         return LossOutput(
             model.of_sink(name).judge,

@@ -439,8 +439,9 @@ class Boundary:
 
 
 class FeedingBoundary(NamedTuple):
-    """What a stage gets from the stage ``source``, which has a backward if it ``backs``: the argument ``keyword``, or
-    without a keyword the next positional one; None if it is not ``is_present``.
+    """An argument of a stage from the stage ``source``, which has a backward if it ``backs``.
+
+    It is the argument ``keyword``, or without a keyword the next positional one; None if it is not ``is_present``.
     """
 
     source: int

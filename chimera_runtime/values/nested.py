@@ -183,6 +183,12 @@ def plain(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.resolve_conj().resolve_neg().contiguous()
 
 
+def in_message(result: torch.Tensor) -> torch.Tensor:
+    """Returns a result in the form of a message: without a graph, `plain`, and with version numbers."""
+    message = result.clone() if result.is_inference() else result.detach()
+    return message if message.is_contiguous() and not message.is_conj() and not message.is_neg() else plain(message)
+
+
 def digest(tensors: Iterable[torch.Tensor | None]) -> str:
     """Returns a hash of the bits of tensors."""
     bits = sha256()

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from chimera_runtime.errors import stage as mistakes
-from chimera_runtime.values.nested import Tensors, part, plain, taken_apart
+from chimera_runtime.values.nested import Tensors, in_message, part, plain, taken_apart
 
 Views = Callable[[Tensors, int, int], Tensors]
 """Function (buffers of a slot, micro-batches of a message, the first of these) that returns the message's part of them.
@@ -63,8 +63,8 @@ def versions_of_value(value: Any) -> list[int]:
 
 
 def lend(stage: int, micro: int, results: Tensors, waiting: Container[int], inputs_of: Callable[[], Any]) -> Tensors:
-    """Returns results in the form of a message: without a graph, plain, and with version numbers. Notes which memory a
-    stage hands on for a micro-batch, and refuses memory that an earlier one still needs.
+    """Returns results `in_message` form. Notes which memory a stage hands on for a micro-batch, and refuses memory that
+    an earlier one still needs.
 
     A module may write all of its outputs into one buffer. The version of a tensor does not always show it, as writes of
     a CUDA graph are not counted. The address does: the allocator gives out no memory that anything still holds.
@@ -74,9 +74,7 @@ def lend(stage: int, micro: int, results: Tensors, waiting: Container[int], inpu
     """
     outputs = []
     for result in results:
-        output = result.clone() if result.is_inference() else result.detach()
-        if not output.is_contiguous() or output.is_conj() or output.is_neg():
-            output = plain(output)
+        output = in_message(result)
         outputs.append(output)
         storage: Any = output.untyped_storage()
         note = stage, micro, output.data_ptr()

@@ -28,7 +28,7 @@ class Sound(nn.Module):
         self.pieces = nn.Conv1d(1, WIDTH, kernel_size=4, stride=4)
 
     def forward(self, sound: torch.Tensor) -> torch.Tensor:
-        """The same for the sound."""
+        """Makes a vector of each piece."""
         return self.pieces(sound).transpose(1, 2)
 
 

@@ -101,7 +101,7 @@ WIDTHS = {"4 to 2": (4, 2), "8 to 1 with counts": (8, 1)}
 """How many micro-batches the encoder and the decoder take together."""
 
 LONG = {"two encoders", "encoder and decoder"}
-"""Those with so many micro-batches that scripts have loops."""
+"""Jobs with so many micro-batches that scripts have loops."""
 
 
 def written(

@@ -59,7 +59,7 @@ def test_a_frozen_encoder_costs_its_way_to_the_first_trained_stage(stages: int, 
     "name", ["an encoder of 2 stages, 3 trained ones", "an encoder, a trained stage, 3 frozen ones"]
 )
 def test_a_frozen_encoder_does_not_run_ahead_of_what_it_feeds(name: str) -> None:
-    """Nothing answers its messages, so the waits for its sends alone hold it back; a stage of the text takes longer."""
+    """Waits for sends alone hold it back: nothing answers its messages, and a stage of the text takes longer."""
     sizes, _, _ = INSTANCES[name]
 
     def buffers(micro_batches: int) -> int:

@@ -75,7 +75,7 @@ def walked(program: Program) -> list[Fraction]:
 
 
 def changes(part: Compute | WaitMove, trained: int, header: Header) -> tuple[Fraction, Fraction]:
-    """What a line adds at its start, and what it frees at its end."""
+    """Amounts that a line adds at its start, and frees at its end."""
     share = header.shares[part.stage] * sum(
         Fraction(header.lengths[micro % header.slices], sum(header.lengths))
         if header.lengths

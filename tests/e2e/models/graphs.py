@@ -91,7 +91,7 @@ def distance(output, target):
 
 
 class Whole(nn.Module):
-    """The same in one module, which walks the EDGES."""
+    """The whole model in one module, which walks the EDGES."""
 
     def __init__(self, edges):
         super().__init__()
