@@ -283,6 +283,23 @@ def test_receive_buffers_have_the_room_that_the_program_says() -> None:
     assert [*first.inputs] == [*first.gradients] == []
 
 
+@pytest.mark.parametrize("recomputed", [set(), {0, 1, 2, 3}])
+@pytest.mark.parametrize("size", [1, 4])
+def test_outputs_of_inference_mode_are_handed_on(recomputed: set[int], size: int) -> None:
+    class Inference(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with torch.inference_mode():
+                return super().forward(x)
+
+    end = Boundary(ONE_TENSOR, ((ROWS, WIDTH),), (torch.float32,), (False,), (False,))
+    one = stage(Inference(WIDTH, WIDTH), before=end, output=SendOutput(1, end), recomputed=recomputed)
+    (micros, *_) = groups(*[size] * (MICROS // size))
+    one.forward(micros, rows(data(1), micros))
+    (output,) = one.outputs(micros)
+    assert not output.is_inference()
+    assert_close([output], [nn.functional.linear(*rows(data(1), micros), one.module.weight, one.module.bias)])
+
+
 @pytest.mark.parametrize("recomputed", [set(), {0}])
 def test_nothing_of_a_micro_batch_is_kept_after_its_backward(recomputed: set[int]) -> None:
     alive: list[Any] = []
