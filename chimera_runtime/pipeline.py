@@ -23,6 +23,7 @@ from chimera_runtime.model.naming import parameters_by_name
 from chimera_runtime.model.ties import End, by_group, parameter_of
 from chimera_runtime.optimizer.sharding import ShardedOptimizer, sharded_by_name
 from chimera_runtime.program.compiled_program import load
+from chimera_runtime.program.numbering import Round
 from chimera_runtime.program.rank_facts import Group
 from chimera_runtime.ranks.agreement import Enquiry, ObjectExchange
 from chimera_runtime.ranks.world import join_group
@@ -41,6 +42,7 @@ from chimera_runtime.start.inventory import compare_stages
 from chimera_runtime.start.probe import VaryingShapes
 from chimera_runtime.state.exporting import export_weights, load_weights
 from chimera_runtime.state.state import Average, AverageState, State
+from chimera_runtime.update.rounds import agree_on_numbers, remarks_on, rounds_of
 from chimera_runtime.update.shared_facts import SharedFacts
 from chimera_runtime.update.stage_optimizer import Hook, Named, StageOptimizers
 from chimera_runtime.update.updates import (
@@ -127,7 +129,10 @@ class Pipeline:
     job
         The schedule, as ``program.json`` has it.
     items, micro_batches, copies
-        B*N*W, the items of a mini-batch over all copies; N, the micro-batches of a step; W, the pipelines' copies.
+        B*N*W, the items of a mini-batch over all copies; N, the micro-batches of a step; W, the pipelines' copies. If
+        there are programs for several N, these are of the largest.
+    numbers
+        The numbers N of micro-batches for which there are programs, ascending.
     copy, worker, first_rank
         This rank's copy and worker, from 0; the first rank of these pipelines in the default process group.
     needs
@@ -171,7 +176,14 @@ class Pipeline:
         if size % job.row_parts:
             raise mistakes.example_cannot_be_cut(scheme=job.name, parts=job.row_parts, items=size)
         # The ranks: communicators, and this rank's place; `shared` must be equal on all of them.
-        shared = {"seed": seed, "sum_dtype": sum_dtype, "varying": varying, "the size of the example": size}
+        shared: dict[str, object] = {
+            "seed": seed,
+            "sum_dtype": sum_dtype,
+            "varying": varying,
+            "the size of the example": size,
+        }
+        if job.numbers:
+            shared["the programs for other numbers of micro-batches"] = job.numbers
         world = self._world = join_group(
             *(job, group, layout, device),
             timeout=timeout,
@@ -185,6 +197,7 @@ class Pipeline:
         # A context for calls: an error inside names the rank and its worker.
         located = self._located = located_at(world, facts, explains=hooks.explains)
         self.micro_batches, self.items = job.micro_batches, size * job.micro_batches * place.copies
+        self.numbers = (*compiled.programs,)
         self.copies, self.copy, self.worker = place.copies, place.copy, place.worker
         self.first_rank = control.members[0]
         # The model: modules with equal weights on all replicas, and what they do with the example.
@@ -201,7 +214,11 @@ class Pipeline:
         script, source = compiled.script(place.worker), self._feed if hooks.loads else None
         self._range = ranges_on(world.device) if ranges else nullcontext
         context = self._context = RankContext(
-            world, script, facts, model, probed, seed=seed, source=source, ranges=ranges
+            *(world, script, facts, model, probed),
+            seed=seed,
+            source=source,
+            ranges=ranges,
+            programs={n: (other.job, other.ranks[place.worker]) for n, other in compiled.others.items()},
         )
         hooks.ready(context, modules)
         # The stages with optimizers and receive buffers, and the lane, which the rank's script is called with.
@@ -225,7 +242,7 @@ class Pipeline:
             self._feed,
             outcomes=self._outcomes,
             parameters=parameters,
-            items=self.items,
+            scripts=compiled.updates(place.worker),
             sum_dtype=sum_dtype,
         )
         self._varying = VaryingShapes(world, self._feed, modules, stages, probed=probed) if varying else None
@@ -257,6 +274,7 @@ class Pipeline:
         batch: Pair | Callable[[int], Pair] | Batches | CutBatch | None = None,
         *,
         micro_batches: Sequence[Pair] | None = None,
+        number: int | None = None,
         accumulate: bool = False,
         scaler: LossScale | None = None,
     ) -> Outcome | None:
@@ -269,13 +287,15 @@ class Pipeline:
         ----------
         batch
             The mini-batch of this rank's copy: a pair (input, target) of pytrees with B*N items along dimension 0 of
-            every tensor; or a function of a micro-batch's number that returns a pair with B items, called only for the
-            micro-batches that this rank needs. A third entry is a dict of keyword arguments, for the stages that take
-            them. Of a dict of inputs for several groups of stages, an entry may be None, or lack: then these groups
-            have no part in the micro-batch. `Batches` give inputs, targets and keyword arguments of the update
-            separately.
+            every tensor, for any N, also 0, if the directory has programs for several; or a function of a micro-batch's
+            number that returns a pair with B items, called only for the micro-batches that this rank needs. A third
+            entry is a dict of keyword arguments, for the stages that take them. Of a dict of inputs for several groups
+            of stages, an entry may be None, or lack: then these groups have no part in the micro-batch. `Batches` give
+            inputs, targets and keyword arguments of the update separately.
         micro_batches
             The mini-batch as N pairs.
+        number
+            How many micro-batches there are, if ``batch`` is a function and that is not N.
         accumulate
             Whether to keep the gradients that are there: ``.grad`` is then as if all mini-batches since it was cleared
             had been one, those of other pipelines with the same parameters too. Mini-batches weigh by their items, or
@@ -293,10 +313,15 @@ class Pipeline:
             If ranks differ, in this step or the one before, in something that must be the same on all of them.
         """
         with self._world.control_group.refusals.call():
-            return self._step(batch, micro_batches, accumulate, scaler)
+            return self._step(batch, micro_batches, number, accumulate, scaler)
 
     def _step(
-        self, batch: Any, micro_batches: Sequence[Pair] | None, accumulate: bool, scaler: LossScale | None
+        self,
+        batch: Any,
+        micro_batches: Sequence[Pair] | None,
+        number: int | None,
+        accumulate: bool,
+        scaler: LossScale | None,
     ) -> Outcome | None:
         # Refuse a step that cannot succeed while nothing has changed.
         self._require_sound()
@@ -307,13 +332,14 @@ class Pipeline:
         # Give the mini-batch to the feed, from which the lane loads micro-batches until the update is complete.
         update = self._updates.started
         if micro_batches is None:
-            self._feed.put(update, batch)
+            self._feed.put(update, batch, number)
             self._add_remarks(self._feed.remarks_on(batch))
         else:
             self._feed.put_micro_batches(update, micro_batches)
+        rounds = self._agree_on_numbers(update) if self.job.numbers else ()
         if self._varying is not None:
             self._varying.check(update)  # refuses too large a mini-batch while gradients are as they were
-        self._agree_on_absence(update)
+        self._agree_on_absence(update, rounds)
         self._updates.prepare(accumulate, scaler)
         self._world.control_group.refusals.note_sending()
         # Run the script. Forwards seed the random generators; afterwards those of the loop are restored.
@@ -326,10 +352,22 @@ class Pipeline:
             self._outcomes.explain()  # the lost rank may have stopped because it saw that ranks differ
             raise
 
-    def _agree_on_absence(self, update: int) -> None:
+    def _agree_on_numbers(self, update: int) -> list[tuple[Round, ...]]:
+        """Chooses the rounds of the update by the micro-batches that each copy has; returns those of each copy."""
+        assert isinstance(self._updates, FlushedUpdates)
+        control, feed = self._world.control_group, self._feed
+        with self._located.for_loader():
+            numbers = agree_on_numbers(control, feed.number(update))
+            rounds = [rounds_of(number, self.numbers) for number in numbers]
+        feed.set_number(update, numbers[self.copy])
+        self._updates.choose(rounds[self.copy], sum(numbers))
+        self._add_remarks(remarks_on(rounds))
+        return rounds
+
+    def _agree_on_absence(self, update: int, rounds: Sequence[Sequence[Round]]) -> None:
         if self._context.absence is not None:
             with self._located.for_loader():
-                agree_on_absence(self._context, update)
+                agree_on_absence(self._context, update, rounds)
 
     def ask_to_stop(self) -> None:
         """Tells all ranks, with the next loss, to stop: `Outcome.is_last`. Any thread or signal handler may call it."""

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 
-from chimera_runtime.errors import BadCheckpoint, Misuse, worded
+from chimera_runtime.errors import BadCheckpoint, Misuse, RanksDiffer, worded
 
 # Messages about checkpoints: what cannot be saved, and what cannot be resumed from.
 
@@ -284,6 +284,33 @@ def all_of_step(size: int, micro_batches: int) -> str:
     return (
         f"a step takes B*N = {size}*{micro_batches} = {size * micro_batches} on every rank: micro-batches as large as "
         "the example"
+    )
+
+
+# Numbers of micro-batches that differ from update to update.
+
+NO_MICRO_BATCHES = "no copy has a micro-batch in this step: give at least one copy an item"
+numbers_differ = RanksDiffer.worded(
+    "ranks {ranks[0]} and {ranks[1]} of copy {copy} are given {numbers[0]} and {numbers[1]} micro-batches in one step: "
+    "all ranks of a copy take the same mini-batch"
+)
+number_is_unknown = Misuse.worded(
+    "what the ranks of copy {copy} are given does not show how many micro-batches it has: give at least one rank the "
+    "tensors, or say number=.."
+)
+number_cannot_be_made = Misuse.worded(
+    "{number} micro-batches cannot be made of programs for {programs:and}: compile one for {number}, or for 1"
+)
+number_is_of_functions = Misuse.worded("number= goes with a function of a micro-batch's number, not with {kind}")
+items_fill_no_micro_batch = Misuse.worded(
+    "{name} has {items} items, and micro-batches have B = {size}: give a multiple of that"
+)
+
+
+def number_has_no_program(number: int, rounds: Sequence[int]) -> str:
+    return (
+        f"{number} micro-batches have no program of their own: an update with as many runs those for "
+        f"{', '.join(map(str, rounds))}, one after the other; compile with N = {number} too if they are frequent"
     )
 
 

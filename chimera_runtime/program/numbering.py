@@ -1,6 +1,7 @@
 """Numbering of micro-batches within updates, and the seeds that depend on it."""
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from chimera_runtime.blame import LaneOperation
 from chimera_runtime.values.nested import draw_seed, draw_seeds
@@ -14,12 +15,29 @@ def numbers_of(micros: Micros) -> tuple[int, ...]:
     return micros if isinstance(micros, tuple) else (micros,)
 
 
+class Round(NamedTuple):
+    """A run of the program for ``number`` micro-batches, of which the first is ``start`` in the update.
+
+    A copy without micro-batches has one round of none. After the round that ``is_last`` gradients are summed.
+    """
+
+    number: int
+    start: int = 0
+    is_last: bool = True
+
+    @property
+    def stop(self) -> int:
+        """The micro-batch of the update behind the last one of the round."""
+        return self.start + self.number
+
+
 @dataclass
 class Numbering:
     """Numbers the micro-batches of a lane within their updates, and draws the seeds of operations from these numbers.
 
-    ``passes`` is the number of micro-batches, or parts of them, of a copy in an update. The schedule repeats after
-    ``cycle`` of them. ``first`` is the update whose first micro-batch has number 0 in the lane.
+    ``passes`` is the largest number of micro-batches, or parts of them, of a copy in a round. The schedule repeats
+    after ``cycle`` of them. ``first`` is the update whose first micro-batch has number 0 in the lane. If the update has
+    several rounds, that one has number ``start`` in the update, and the round may be the last.
     """
 
     seed: int
@@ -28,21 +46,23 @@ class Numbering:
     cycle: int
     first: int = 0
     slices: int = 1
-    _seeds: tuple[tuple[int, int] | None, list[int]] = field(default=(None, []), repr=False)
+    start: int = 0
+    is_last_round: bool = True
+    _seeds: tuple[tuple[int, int, int] | None, list[int]] = field(default=(None, []), repr=False)
 
     def place(self, micro: int) -> tuple[int, int]:
         """The update of a micro-batch, and the number of the micro-batch within the update."""
         later, number = divmod(micro, self.passes)
-        return self.first + later, number
+        return self.first + later, self.start + number
 
     def forward_seed(self, micro: int, stage: int) -> int:
         """Returns the seed of a stage's forward; those of an update are drawn together."""
         later, number = divmod(micro, self.passes)
         of, seeds = self._seeds
-        if of != (stage, self.first + later):
-            update = self.first + later
-            seeds = draw_seeds("forward", self.seed, update, self.copy, each=range(self.passes), last=stage)
-            self._seeds = (stage, update), seeds
+        if of != (stage, self.first + later, self.start):
+            update, each = self.first + later, range(self.start, self.start + self.passes)
+            seeds = draw_seeds("forward", self.seed, update, self.copy, each=each, last=stage)
+            self._seeds = (stage, update, self.start), seeds
         return seeds[number]
 
     def step_seed(self, update: int, *group: int) -> int:

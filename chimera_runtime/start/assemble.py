@@ -155,7 +155,8 @@ class RankContext:
     """Everything that stages and a lane are made from, for ``--check`` and then again for the training itself.
 
     ``script`` and ``facts`` are this rank's part of the program. ``source`` loads the parts of micro-batches; it is
-    None in a rehearsal. With ``ranges`` stages, ties and links are wrapped for a profiler.
+    None in a rehearsal. With ``ranges`` stages, ties and links are wrapped for a profiler. ``programs`` has jobs and
+    facts of the programs for other numbers of micro-batches.
     """
 
     world: World
@@ -166,6 +167,7 @@ class RankContext:
     seed: int
     source: MicroBatchSource | None
     ranges: bool = False
+    programs: Mapping[int, tuple[Job, RankFacts]] = field(default_factory=dict)
 
     @cached_property
     def ties(self) -> tuple[Tie, ...]:
@@ -382,11 +384,12 @@ def remarks(job: Job, backend: str, device: torch.device, probed: ProbeResult) -
     ]
 
 
-def loss_share(job: Job, copies: int, probed: ProbeResult) -> float:
-    """Weight of the loss of one micro-batch in that of the update over all copies, with which the backward begins. If
-    ``loss`` returns counts, it follows from an estimated count, which `GradientSum` corrects.
+def loss_share(probed: ProbeResult, passes: int) -> float:
+    """Weight of the loss of one micro-batch, or part of one, in that of an update of ``passes`` over all copies, with
+    which the backward begins. If ``loss`` returns counts, it follows from an estimated count, which `GradientSum`
+    corrects.
     """
-    return 1 / (probed.expected_count or job.passes * copies)
+    return 1 / (probed.expected_count or passes)
 
 
 def assemble(
@@ -403,7 +406,7 @@ def assemble(
     in ``sum_dtype``, by default each in the dtype of its parameter.
     """
     world, model, probed, job = context.world, context.model, context.probed, context.world.job
-    share = loss_share(job, world.place.copies, probed)
+    share = loss_share(probed, job.passes * world.place.copies)
 
     def numbering() -> Numbering:
         return Numbering(context.seed, world.place.copy, job.passes, job.cycle, slices=job.slices)
