@@ -197,7 +197,7 @@ class Pipeline:
         # A context for calls: an error inside names the rank and its worker.
         located = self._located = located_at(world, facts, explains=hooks.explains)
         self.micro_batches, self.items = job.micro_batches, size * job.micro_batches * place.copies
-        self.numbers = (*compiled.programs,)
+        self.numbers, self._has_rounds = (*compiled.programs,), False  # whether an update had several, which is said
         self.copies, self.copy, self.worker = place.copies, place.copy, place.worker
         self.first_rank = control.members[0]
         # The model: modules with equal weights on all replicas, and what they do with the example.
@@ -361,7 +361,9 @@ class Pipeline:
             rounds = [rounds_of(number, self.numbers) for number in numbers]
         feed.set_number(update, numbers[self.copy])
         self._updates.choose(rounds[self.copy], sum(numbers))
-        self._add_remarks(remarks_on(rounds))
+        if not self._has_rounds and (remarks := remarks_on(rounds)):
+            self._has_rounds = True
+            self._add_remarks(remarks)
         return rounds
 
     def _agree_on_absence(self, update: int, rounds: Sequence[Sequence[Round]]) -> None:

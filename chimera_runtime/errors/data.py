@@ -302,16 +302,13 @@ number_cannot_be_made = Misuse.worded(
     "{number} micro-batches cannot be made of programs for {programs:and}: compile one for {number}, or for 1"
 )
 number_is_of_functions = Misuse.worded("number= goes with a function of a micro-batch's number, not with {kind}")
+number_has_no_program = worded(
+    "an update of {total} micro-batches runs the programs for {numbers:and}, one after the other, as there is none for "
+    "{total}; so do other numbers without a program, without a further word. An update runs faster with one of its own"
+)
 items_fill_no_micro_batch = Misuse.worded(
     "{name} has {items} items, and micro-batches have B = {size}: give a multiple of that"
 )
-
-
-def number_has_no_program(number: int, rounds: Sequence[int]) -> str:
-    return (
-        f"{number} micro-batches have no program of their own: an update with as many runs those for "
-        f"{', '.join(map(str, rounds))}, one after the other; compile with N = {number} too if they are frequent"
-    )
 
 
 def looks_like_borders(name: str) -> str:

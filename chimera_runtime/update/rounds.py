@@ -92,6 +92,6 @@ def sum_alone(facts: RankFacts) -> Callable[[Any], None]:
 
 
 def remarks_on(rounds_of_copies: Iterable[Sequence[Round]]) -> list[str]:
-    """A remark on each number of micro-batches of a copy that no program has, so that an update has several rounds."""
-    several = {sum(numbers): numbers for each in rounds_of_copies if len(numbers := [r.number for r in each]) > 1}
-    return [mistakes.number_has_no_program(number, numbers) for number, numbers in sorted(several.items())]
+    """A remark on the first number of micro-batches of a copy that no program has, so that an update has several rounds."""
+    several = ([each.number for each in rounds] for rounds in rounds_of_copies if len(rounds) > 1)
+    return [mistakes.number_has_no_program(numbers=numbers, total=sum(numbers)) for numbers in several][:1]
