@@ -19,7 +19,7 @@ from rich import text as rich_text
 from rich.console import Group, RenderableType
 
 from chimera_ir import library, notebook
-from chimera_ir.compare import TableForm
+from chimera_ir.compare import MOST, TableForm
 from chimera_ir.compilation import Compilation
 from chimera_ir.console import printed
 from chimera_ir.cost.durations import decimal, percent, rounded, seconds
@@ -31,9 +31,6 @@ from chimera_ir.plural import counted
 from chimera_ir.request import Request
 from chimera_ir.source import Source
 from chimera_ir.tables import Table
-
-MOST = 10_000
-"""The most combinations of values."""
 
 Settings = Mapping[str, int]
 
@@ -215,12 +212,39 @@ def swept(
     The values of ``together`` are zipped. Calls ``tell`` with a few words before each compilation, and ``warn`` with
     each warning.
     """
+    requests, rows = sizes(request, values, together), []
+    for number, sized in enumerate(requests, 1):
+        tell(f"compiling {number} of {len(requests)}")
+        compilation = Compilation(sized, warn=warn)
+        try:
+            rows.append(row_of(compilation))
+        except CompileError as error:
+            rows.append(SizeRow(_name(compilation), sized.settings, Refused.by(error)))
+    return Sweep((*(together or {}), *values), tuple(rows))
+
+
+def row_of(compilation: Compilation) -> SizeRow:
+    """The row of a sweep for what compiles; raises `CompileError` for what does not."""
+    report, prediction = compilation.report, compilation.prediction
+    predicted = prediction.replay.seconds if prediction else None
+    return SizeRow(_name(compilation), compilation.request.settings, report, predicted)
+
+
+def _name(compilation: Compilation) -> str:
+    """The name of the scheme whose parameters are set, or of another text that of its file."""
+    request = compilation.request
+    return compilation.scheme.name.text if request.settings else Path(request.source.name).stem
+
+
+def sizes(
+    request: Request, values: Mapping[str, Sequence[int]], together: Mapping[str, Sequence[int]] | None = None
+) -> list[Request]:
+    """The request for each combination of values of its parameters; raises the errors of `sweep`."""
     zipped = together or {}
     joint = list(dict.fromkeys(zip(*zipped.values(), strict=True))) or [()]
     combinations = prod(map(len, values.values())) * len(joint)
     if combinations > MOST:
         raise OptionError(f"{counted(combinations, 'combination')} of values, and the limit is {MOST:,}")
-    name = Path(request.source.name).stem
     largest = {name: max(numbers, key=abs) for name, numbers in {**zipped, **values}.items()}
     if largest:
         from chimera_ir.elaborate.settings import require_settable
@@ -228,19 +252,8 @@ def swept(
         scheme = Compilation(request).scheme
         require_parameters(largest, scheme)
         require_settable(scheme, largest)
-        name = scheme.name.text
-    rows = []
-    for number, (first, chosen) in enumerate(product(joint, product(*values.values())), 1):
-        tell(f"compiling {number} of {combinations}")
-        settings = dict(zip((*zipped, *values), (*first, *chosen), strict=True))
-        compilation = Compilation(replace(request, settings=settings), warn=warn)
-        try:
-            report, prediction = compilation.report, compilation.prediction
-        except CompileError as error:
-            rows.append(SizeRow(name, settings, Refused.by(error)))
-        else:
-            rows.append(SizeRow(name, settings, report, prediction.replay.seconds if prediction else None))
-    return Sweep((*zipped, *values), tuple(rows))
+    chosen = ((*first, *others) for first, others in product(joint, product(*values.values())))
+    return [replace(request, settings=dict(zip((*zipped, *values), numbers, strict=True))) for numbers in chosen]
 
 
 def _parameters(source: Source) -> set[str]:
@@ -364,7 +377,12 @@ def as_csv(sweep: Sweep) -> str:
 
 def as_json(sweep: Sweep) -> str:
     """The sweep as a JSON list: for each row what was set, and the content of report.json, or why there is none."""
-    return json.dumps([{"set": dict(row.settings), **_entries(row)} for row in sweep.results], indent=2) + "\n"
+    return json.dumps(as_entries(sweep), indent=2) + "\n"
+
+
+def as_entries(sweep: Sweep) -> list[dict[str, object]]:
+    """An entry of JSON for each row: what was set, and the content of report.json, or why there is none."""
+    return [{"set": dict(row.settings), **_entries(row)} for row in sweep.results]
 
 
 def _entries(row: SizeRow) -> Mapping[str, object]:
