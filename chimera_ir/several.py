@@ -5,13 +5,13 @@ the runtime and ``train.py``. A rank may run any of them for an update: they agr
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 from chimera_ir.codegen.facts import with_numbers
 from chimera_ir.errors import ProgramsDiffer
 from chimera_ir.ir.levels import Header
-from chimera_ir.plural import listed
+from chimera_ir.ir.ops import Micro, Stage
 from chimera_ir.verify.scripts import FACTS
 
 _AT_THE_TOP = "chimera_runtime/", "train.py"
@@ -62,36 +62,33 @@ def _require_alike(header: Header, largest: Header) -> None:
     for each in (largest, header):
         if each.asynchronous:
             raise ProgramsDiffer(
-                f"{each.title} has no flush: its micro-batches go on without end, so that no update has a number of its own"
+                f"{each.title} has no flush: its micro-batches have no end, so no update has its own number"
             )
     if header.whole_micro_batches > largest.whole_micro_batches:
-        raise ProgramsDiffer(
-            f"{header.title} has more micro-batches than {largest.title}: write that one with the others"
-        )
-    differing = [what for what, *both in _compared(header, largest) if both[0] != both[1]]
-    if differing:
-        raise ProgramsDiffer(f"{header.title} and {largest.title} differ in {listed(differing)}")
+        raise ProgramsDiffer(f"{header.title} has more micro-batches than {largest.title}: write it with the others")
+    micros = range(min(header.micro_batches, largest.micro_batches))
+    ours, others = _facts(header, micros), _facts(largest, micros)
+    if differing := [name for name, value in ours.items() if value != others[name]]:
+        both = f"{header.title} and {largest.title} differ in {differing[0]}"
+        raise ProgramsDiffer(f"{both}; programs in one directory differ in the number of micro-batches alone")
 
 
-def _compared(header: Header, largest: Header) -> Iterator[tuple[str, object, object]]:
-    """Yields what programs agree in: a word for it, and its value in both; of ``largest`` for fewer micro-batches."""
-    micros = range(header.micro_batches)
-
-    def recomputed(each: Header) -> list[list[int]]:
-        stages = range(each.stages) if each.recomputing else ()
-        return [[micro for micro in micros if each.recomputes(micro, stage)] for stage in stages]
-
-    yield "the number of workers", header.workers, largest.workers
-    yield "the number of stages", header.stages, largest.stages
-    yield "the workers of the stages", *([pipe.workers for pipe in each.pipes] for each in (header, largest))
-    yield "the parts of a micro-batch", *((each.parts, each.slices, each.lengths) for each in (header, largest))
-    if (header.parts, header.stages) == (largest.parts, largest.stages):
-        recomputing = [[*map(any, recomputed(each))] and recomputed(each) for each in (header, largest)]
-        yield "the micro-batches that stages recompute", *([r for r in each if r] for each in recomputing)
-    yield "the tied stages", header.ties, largest.ties
-    yield "the frozen stages", header.frozen, largest.frozen
-    yield "the graph of the stages", (header.named, header.feeds), (largest.named, largest.feeds)
-    lacking = [
-        {s: {m for m in lacks if m < len(micros)} for s, lacks in each.lacks.items()} for each in (header, largest)
-    ]
-    yield "the micro-batches that groups lack", *({s: m for s, m in each.items() if m} for each in lacking)
+def _facts(header: Header, micros: range) -> dict[str, object]:
+    """What programs of one directory agree in, by name; of micro-batches, what is so for ``micros``."""
+    recomputed = {
+        stage: [micro for micro in micros if header.recomputes(Micro(micro), Stage(stage))]
+        for stage in (range(header.stages) if header.recomputing else ())
+    }
+    lacking = {stage: sorted(absent.intersection(micros)) for stage, absent in header.lacks.items()}
+    return {
+        "the number of workers": header.workers,
+        "the number of stages": header.stages,
+        "the workers of the stages": [pipe.workers for pipe in header.pipes],
+        "the parts of a micro-batch": (header.parts, header.slices, header.lengths),
+        "the groups of stages": header.named,
+        "the edges between groups": header.feeds,
+        "the stages that are tied": header.ties,
+        "the stages that are frozen": header.frozen,
+        "the micro-batches that stages recompute": {stage: some for stage, some in recomputed.items() if some},
+        "the micro-batches that groups lack": {stage: some for stage, some in lacking.items() if some},
+    }

@@ -32,7 +32,15 @@ from chimera_ir.commands.common import (
     write,
     write_json,
 )
-from chimera_ir.commands.cost_options import PAGE, option, options_named, refuse_page, scheme_named, write_page
+from chimera_ir.commands.cost_options import (
+    PAGE,
+    option,
+    options_named,
+    parse_numbers,
+    refuse_page,
+    scheme_named,
+    write_page,
+)
 from chimera_ir.compare import TableForm
 from chimera_ir.compilation import Compilation
 from chimera_ir.diagnostics.model import Diagnostic, Rejected
@@ -103,7 +111,7 @@ compiling = all_of(
         "--communicators --search --memory --seed",
         "A prediction in seconds": "--profile --cluster --micro-batch-size --copies --split --layout --shard-optimizer "
         "--require-fit",
-        "Output": "--html --details --json --table --quiet",
+        "Output": "--html --details --json --table --numbers --quiet",
     },
 )
 @click.argument("scheme", required=False, metavar="SCHEME", shell_complete=completion.schemes)
@@ -134,6 +142,12 @@ compiling = all_of(
     type=click.Choice([form.value for form in TableForm]),
     help="Form of the table that --set with several values prints [default: text].",
 )
+@click.option(
+    "--numbers",
+    callback=parse_numbers,
+    metavar="N:SHARE,..",
+    help="Print means over updates of which these shares have so many micro-batches, each in the table: 8:0.5,12:0.5.",
+)
 @options_named("search", "memory", "seed")
 @click.option("--list", "listing", is_flag=True, help="List the library schemes.")
 @as_json("Print the report, the table or the list as JSON.")
@@ -147,6 +161,7 @@ def compile_command(
     details: bool,
     emit: str | None,
     table: str | None,
+    numbers: dict[int, str],
     listing: bool,
     as_json: bool,
     **options: Any,
@@ -181,11 +196,15 @@ def compile_command(
         if conflicting := _first_given({"--out": table and out, "--emit": emit, "--html": html}):
             raise WrongCommand(f"{conflicting}: a table is printed alone, and nothing is written")
         if out is not None:
-            _write_several(scheme, settings, options, out, as_json)
+            _write_several(scheme, settings, options, out, numbers, as_json)
             return
         form = TableForm.JSON if as_json else TableForm(table or TableForm.TEXT)
-        compiles = _sweep(scheme, settings, options, form)
+        if numbers and form is TableForm.CSV:
+            raise WrongCommand("--numbers: a table as CSV has rows of programs alone; print it as text or as JSON")
+        compiles = _sweep(scheme, settings, options, form, numbers)
         click.get_current_context().exit(0 if compiles else WRONG_TEXT)
+    if numbers:
+        raise WrongCommand("--numbers: it is for a table of several numbers of micro-batches, as N=8,12 gives it")
     # One compilation.
     wanted = Level(emit) if emit else None
     values = {name: value for name, (value,) in settings.items()}
@@ -224,7 +243,12 @@ def _wrote(directory: Path, more: str = "") -> str:
 
 
 def _write_several(
-    scheme: str, values: Mapping[str, tuple[int, ...]], options: Mapping[str, Any], out: Path, as_json: bool
+    scheme: str,
+    values: Mapping[str, tuple[int, ...]],
+    options: Mapping[str, Any],
+    out: Path,
+    numbers: Mapping[int, str],
+    as_json: bool,
 ) -> None:
     """Writes the programs of all combinations of values into one directory, and prints a row for each."""
     from chimera_ir.compare.sweep import SizeRow, Sweep, as_entries, row_of, shown, sizes
@@ -261,12 +285,15 @@ def _write_several(
             files = joined(largest, map(finished, map(like_largest, others)))
     finally:
         _say(dict.fromkeys(blocks(warnings, source, colored(sys.stderr))))
-    output.write(out, files)
     sweep, line = Sweep((*values,), (*rows[1:], rows[0])), _run_line(largest, out)
+    with option_errors(source):
+        expected = sweep.expected(numbers) if numbers else None
+    output.write(out, files)
     if as_json:
-        write_json({"directory": str(out), "run": line, "reports": as_entries(sweep)})
+        means = {"expected": expected.as_json()} if expected else {}
+        write_json({"directory": str(out), "run": line, "reports": as_entries(sweep), **means})
     else:
-        report(shown(sweep, TableForm.TEXT))
+        report(shown(sweep, TableForm.TEXT, expected))
         programs = f", a program for each of {counted(len(rows), 'number')} of micro-batches"
         report(f"{_wrote(out, programs)}: run it with\n  {line} --check\n")
     if unfit:
@@ -356,7 +383,13 @@ def _text(scheme: str, options: Mapping[str, Any]) -> Source:
     return scheme_named("/dev/stdin" if scheme == "-" else scheme, options["library"])
 
 
-def _sweep(scheme: str, values: Mapping[str, tuple[int, ...]], options: Mapping[str, Any], form: TableForm) -> bool:
+def _sweep(
+    scheme: str,
+    values: Mapping[str, tuple[int, ...]],
+    options: Mapping[str, Any],
+    form: TableForm,
+    numbers: Mapping[int, str],
+) -> bool:
     """Prints a sweep's warnings, each once, and its table; whether SCHEME compiles with any of the values."""
     from chimera_ir.compare.sweep import shown, swept
 
@@ -366,7 +399,9 @@ def _sweep(scheme: str, values: Mapping[str, tuple[int, ...]], options: Mapping[
         first = {name: numbers[0] for name, numbers in values.items()}
         sweep = swept(Options(**options).request(source, first, as_written), values, warnings.append, tell)
     _say(dict.fromkeys(blocks(warnings, source, colored(sys.stderr))))
-    write(shown(sweep, form))
+    with option_errors(source):
+        expected = sweep.expected(numbers) if numbers else None
+    write(shown(sweep, form, expected))
     return bool(sweep.compiled)
 
 

@@ -2,7 +2,6 @@
 
 from enum import Enum
 
-
 MOST = 10_000
 """The most combinations of values."""
 
