@@ -23,6 +23,7 @@ from chimera_ir.ir.turns import initial
 from chimera_ir.plural import counted, listed
 from chimera_ir.source import runtime, templates
 from chimera_ir.templates import text
+from chimera_ir.verify.scripts import FACTS
 from chimera_ir.verify.verify import Verified
 
 # Collects the values with which the templates of scripts are filled.
@@ -187,6 +188,12 @@ def show(content: Mapping[str, Any]) -> str:
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
+def with_numbers(text: str, numbers: Mapping[str, str]) -> str:
+    """The text of program.json with the digests of the programs for other numbers of micro-batches."""
+    facts = text.removesuffix("\n}\n")
+    return f'{facts},\n  "numbers": {json.dumps(numbers)}\n}}\n'
+
+
 def _lines(value: Any) -> str:
     if isinstance(value, list) and value and isinstance(value[0], list | tuple | dict):
         return "[\n" + ",\n".join(f"    {json.dumps(entry)}" for entry in value) + "\n  ]"
@@ -318,7 +325,7 @@ def scripts(verified: Verified, evaluation: Verified) -> dict[str, str]:
     digest = sha256(repr(made_from).encode()).hexdigest()[:16]
     return {
         **package.files,
-        "program.json": show({"interface": content.pop("interface"), "program": digest, **content}),
+        FACTS: show({"interface": content.pop("interface"), "program": digest, **content}),
         **{
             f"rank_{rank.worker}.py": script.render(rank=rank, interface=INTERFACE, digest=digest)
             + evaluate.render(rank=rank)
