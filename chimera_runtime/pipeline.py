@@ -23,7 +23,7 @@ from chimera_runtime.model.naming import parameters_by_name
 from chimera_runtime.model.ties import End, by_group, parameter_of
 from chimera_runtime.optimizer.sharding import ShardedOptimizer, sharded_by_name
 from chimera_runtime.program.compiled_program import load
-from chimera_runtime.program.numbering import Round
+from chimera_runtime.program.numbering import Round, rounds_of
 from chimera_runtime.program.rank_facts import Group
 from chimera_runtime.ranks.agreement import Enquiry, ObjectExchange
 from chimera_runtime.ranks.world import join_group
@@ -42,7 +42,7 @@ from chimera_runtime.start.inventory import compare_stages
 from chimera_runtime.start.probe import VaryingShapes
 from chimera_runtime.state.exporting import export_weights, load_weights
 from chimera_runtime.state.state import Average, AverageState, State
-from chimera_runtime.update.rounds import agree_on_numbers, remarks_on, rounds_of
+from chimera_runtime.update.rounds import agree_on_numbers, remarks_on
 from chimera_runtime.update.shared_facts import SharedFacts
 from chimera_runtime.update.stage_optimizer import Hook, Named, StageOptimizers
 from chimera_runtime.update.updates import (

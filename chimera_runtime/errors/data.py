@@ -303,8 +303,8 @@ number_cannot_be_made = Misuse.worded(
 )
 number_is_of_functions = Misuse.worded("number= goes with a function of a micro-batch's number, not with {kind}")
 number_has_no_program = worded(
-    "an update of {total} micro-batches runs the programs for {numbers:and}, one after the other, as there is none for "
-    "{total}; so do other numbers without a program, without a further word. An update runs faster with one of its own"
+    "an update of {total} micro-batches runs the programs for {numbers:list}, one after the other, as there is none "
+    "for {total}; so do other numbers without a program, without a further word. A program of its own is faster"
 )
 items_fill_no_micro_batch = Misuse.worded(
     "{name} has {items} items, and micro-batches have B = {size}: give a multiple of that"

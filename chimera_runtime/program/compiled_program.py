@@ -159,7 +159,7 @@ def parsed(text: str) -> tuple[Job, tuple[RankFacts, ...]]:
     ranks = tuple(map(facts_of_rank, facts.pop("ranks")))
     del facts["interface"]
     feeds = tuple(Feed(*edge) for edge in facts.get("feeds", ()))
-    numbers = tuple((int(number), digest) for number, digest in facts.get("numbers", {}).items())
+    numbers = tuple((int(number), digest) for number, digest in dict(facts.get("numbers") or {}).items())
     return Job(**facts | {"feeds": feeds, "numbers": numbers}), ranks
 
 

@@ -1,9 +1,12 @@
 """Numbering of micro-batches within updates, and the seeds that depend on it."""
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
+from functools import cache
 from typing import NamedTuple
 
 from chimera_runtime.blame import LaneOperation
+from chimera_runtime.errors.data import number_cannot_be_made
 from chimera_runtime.values.nested import draw_seed, draw_seeds
 
 Micros = int | tuple[int, ...]
@@ -29,6 +32,31 @@ class Round(NamedTuple):
     def stop(self) -> int:
         """The micro-batch of the update behind the last one of the round."""
         return self.start + self.number
+
+
+def rounds_of(number: int, programs: Collection[int]) -> tuple[Round, ...]:
+    """Returns the fewest rounds that make ``number`` micro-batches of those for which there are ``programs``, the
+    largest first. Raises `Misuse` if none do.
+    """
+    numbers = _fewest(number, tuple(sorted(programs, reverse=True)))
+    if numbers is None:
+        raise number_cannot_be_made(number=number, programs=sorted(programs))
+    starts = [sum(numbers[:place]) for place in range(len(numbers))]
+    last = len(numbers) - 1
+    return tuple(Round(n, start, place == last) for place, (n, start) in enumerate(zip(numbers, starts, strict=True)))
+
+
+@cache
+def _fewest(number: int, programs: tuple[int, ...]) -> tuple[int, ...] | None:
+    """The fewest numbers among ``programs``, which descend, with the sum ``number``; of several the largest first."""
+    if number in (0, *programs):
+        return (number,)
+    best: dict[int, tuple[int, ...]] = {0: ()}
+    for total in range(1, number + 1):
+        made = [(program, *best[total - program]) for program in programs if total - program in best]
+        if made:
+            best[total] = min(made, key=lambda numbers: (len(numbers), [-n for n in numbers]))
+    return best.get(number)
 
 
 @dataclass

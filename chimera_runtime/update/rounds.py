@@ -4,8 +4,7 @@ Before an update the ranks agree on how many micro-batches each copy has. A numb
 rounds, one after the other; gradients are summed over the ranks after the last one.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from functools import cache
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,31 +16,6 @@ from chimera_runtime.program.job import Place
 from chimera_runtime.program.numbering import Round
 from chimera_runtime.program.rank_facts import RankFacts
 from chimera_runtime.ranks.agreement import ControlGroup
-
-
-def rounds_of(number: int, programs: Collection[int]) -> tuple[Round, ...]:
-    """Returns the fewest rounds that make ``number`` micro-batches of those for which there are ``programs``, the
-    largest first. Raises `Misuse` if none do.
-    """
-    numbers = _fewest(number, tuple(sorted(programs, reverse=True)))
-    if numbers is None:
-        raise mistakes.number_cannot_be_made(number=number, programs=sorted(programs))
-    starts = [sum(numbers[:place]) for place in range(len(numbers))]
-    last = len(numbers) - 1
-    return tuple(Round(n, start, place == last) for place, (n, start) in enumerate(zip(numbers, starts, strict=True)))
-
-
-@cache
-def _fewest(number: int, programs: tuple[int, ...]) -> tuple[int, ...] | None:
-    """The fewest numbers among ``programs``, which descend, with the sum ``number``; of several the largest first."""
-    if number in (0, *programs):
-        return (number,)
-    best: dict[int, tuple[int, ...]] = {0: ()}
-    for total in range(1, number + 1):
-        made = [(program, *best[total - program]) for program in programs if total - program in best]
-        if made:
-            best[total] = min(made, key=lambda numbers: (len(numbers), [-n for n in numbers]))
-    return best.get(number)
 
 
 def agree_on_numbers(control: ControlGroup, number: int) -> tuple[int, ...]:
@@ -92,6 +66,6 @@ def sum_alone(facts: RankFacts) -> Callable[[Any], None]:
 
 
 def remarks_on(rounds_of_copies: Iterable[Sequence[Round]]) -> list[str]:
-    """A remark on the first number of micro-batches of a copy that no program has, so that an update has several rounds."""
+    """A remark on the first number of micro-batches of a copy that no program has, so that it is made of several."""
     several = ([each.number for each in rounds] for rounds in rounds_of_copies if len(rounds) > 1)
     return [mistakes.number_has_no_program(numbers=numbers, total=sum(numbers)) for numbers in several][:1]
