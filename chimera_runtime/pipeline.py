@@ -197,7 +197,8 @@ class Pipeline:
         # A context for calls: an error inside names the rank and its worker.
         located = self._located = located_at(world, facts, explains=hooks.explains)
         self.micro_batches, self.items = job.micro_batches, size * job.micro_batches * place.copies
-        self.numbers, self._has_rounds = (*compiled.programs,), False  # whether an update had several, which is said
+        self._programs, self._has_rounds = compiled.programs, False  # whether an update had several, which is said
+        self.numbers = (*self._programs,)
         self.copies, self.copy, self.worker = place.copies, place.copy, place.worker
         self.first_rank = control.members[0]
         # The model: modules with equal weights on all replicas, and what they do with the example.
@@ -257,7 +258,13 @@ class Pipeline:
         )
         # Everything between updates: loaders, forwards alone, checkpoints.
         self._loaders = LoaderMaker(
-            control, job, located, self._feed, workers=compiled.ranks, traits=probed.traits, varying=varying, seed=seed
+            control,
+            {number: (program.job, program.ranks) for number, program in compiled.programs.items()},
+            located,
+            self._feed,
+            traits=probed.traits,
+            varying=varying,
+            seed=seed,
         )
         self.needs = frozenset(self._loaders.needed)
         self._inference = Inference(context, stages, size, located, self._varying, self._feed.cut_slice)
@@ -473,6 +480,7 @@ class Pipeline:
         *,
         shuffle: bool = False,
         sampler: Iterable[Any] | None = None,
+        batch_sampler: Iterable[Any] | None = None,
         seed: int | None = None,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         drop_last: bool = True,
@@ -484,12 +492,20 @@ class Pipeline:
         """Returns the dataset as mini-batches for `step` and `evaluate`; this rank loads only the items that it uses.
 
         Every rank makes it, with the same arguments. Item j of a mini-batch, the next B*N*W items, goes to copy
-        j // (B*N) and to micro-batch (j // B) % N. Each rank that uses any item reads the whole of an iterable dataset.
+        j // (B*N) and to micro-batch (j // B) % N. With a ``batch_sampler`` a mini-batch has any number of items. Each
+        rank that uses any item reads the whole of an iterable dataset.
         Parameters are those of `Loader`; Misuse is raised if they do not go together.
         """
         workers = DataWorkers(num_workers, prefetch_factor, multiprocessing_context, pin_memory)
         return self._loaders.make(
-            dataset, workers, shuffle=shuffle, sampler=sampler, seed=seed, collate_fn=collate_fn, drop_last=drop_last
+            dataset,
+            workers,
+            shuffle=shuffle,
+            sampler=sampler,
+            batch_sampler=batch_sampler,
+            seed=seed,
+            collate_fn=collate_fn,
+            drop_last=drop_last,
         )
 
     # ---- checks, checkpoints and files of weights
@@ -499,9 +515,11 @@ class Pipeline:
         batch: Pair | Callable[[int], Pair] | Batches | CutBatch | None = None,
         *,
         micro_batches: Sequence[Pair] | None = None,
+        number: int | None = None,
     ) -> str:
         """Compares some updates on a mini-batch with the same in one process; returns a report, the same on all ranks.
 
+        All copies have as many micro-batches, and there is a program for them.
         The comparison is that of ``train.py --check``: gradients, weights after steps of its own, losses, and replicas
         bit by bit. Parameters, gradients, buffers and random generators are as before afterwards; the updates of a
         stream that are under way are completed first. Every rank calls it; arguments are those of `step`. Rank 0 builds
@@ -511,8 +529,14 @@ class Pipeline:
         Raises Misuse, on all ranks, if the mini-batch does not fit or rank 0 cannot build the model.
         """
         self._finish()
-        feed = self._on_all_ranks(lambda: self._checked_feed(batch, micro_batches))
+        feed = self._on_all_ranks(lambda: self._checked_feed(batch, micro_batches, number))
         context = self._context
+        if self.job.numbers:
+            with self._located.for_loader():
+                numbers = agree_on_numbers(self._world.control_group, feed.number(0))
+                context = self._context_of(numbers)
+            feed.job = context.world.job
+            feed.set_number(0, feed.job.micro_batches)
         if self._varying is not None:
             with self._located, context.probed.generators_kept():
                 boundaries = self._varying.boundaries((feed.input(0, 0), feed.keywords(0, 0)))
@@ -530,7 +554,18 @@ class Pipeline:
             answers=self._check_answers(),
         )
 
-    def _checked_feed(self, batch: Any, micro_batches: Sequence[Pair] | None) -> Feed:
+    def _context_of(self, numbers: Sequence[int]) -> RankContext:
+        """The context of the program for so many micro-batches on each copy. Raises `Misuse` if there is none."""
+        number, context = numbers[0], self._context
+        if {*numbers} != {number} or number not in self._programs:
+            raise mistakes.check_has_no_program(copies=numbers, numbers=self.numbers)
+        if number == self.micro_batches:
+            return context
+        program = self._programs[number]
+        world = replace(context.world, job=program.job)
+        return replace(context, world=world, script=program.script(self.worker), facts=program.ranks[self.worker])
+
+    def _checked_feed(self, batch: Any, micro_batches: Sequence[Pair] | None, number: int | None) -> Feed:
         """Returns a feed that has a mini-batch as update 0. Raises `Misuse` if it does not fit."""
         if (batch is None) == (micro_batches is None):
             raise Misuse(CHECK_TAKES_ONE_OF_TWO)
@@ -541,7 +576,7 @@ class Pipeline:
                 raise parameter_is_spread(stage=stage, name=name)
         feed = Feed(self.job, self._feed.size, self.copy, self._feed.names, self._feed.cut_slice)
         if micro_batches is None:
-            feed.put(0, batch)
+            feed.put(0, batch, number)
         else:
             feed.put_micro_batches(0, micro_batches)
         if self._varying is not None:

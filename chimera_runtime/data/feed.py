@@ -144,7 +144,10 @@ class Feed(MicroBatchSource):
         self._cut[update] = {}
         self._kept.pop(update, None)
         if isinstance(batch, MiniBatch):
-            batch.require_whole()
+            if not self.job.numbers:
+                batch.require_whole()
+            elif batch.items % self.size:
+                raise mistakes.items_fill_no_micro_batch(name="a mini-batch", items=batch.items, size=self.size)
             self._facts[update] = {POSITION: position(batch.position)}
         if callable(batch) or isinstance(batch, Batches | CutBatch):
             if isinstance(batch, CutBatch):
@@ -152,7 +155,7 @@ class Feed(MicroBatchSource):
                     require_no_graph(triple, f"micro-batch {micro}")
                 self._numbers[update] = len(batch.triples) // self.job.parts
             if isinstance(batch, MiniBatch):
-                self._numbers[update] = batch.items // self.size
+                self._numbers[update] = batch.number
             self._pairs[update] = batch
         else:
             triple = as_triple(batch, "a batch", self.names)
