@@ -117,7 +117,8 @@ compiling = all_of(
 @click.argument("scheme", required=False, metavar="SCHEME", shell_complete=completion.schemes)
 @setting(
     listed_values,
-    "Set a parameter, as NAME=VALUE alone does. NAME=V,V,.. prints a table and writes nothing.",
+    "Set a parameter, as NAME=VALUE alone does. NAME=V,V,.. or NAME=FIRST..LAST (both included) prints a table and, "
+    "with --out, writes the programs for all these numbers of micro-batches into one directory.",
     texts=True,
 )
 @compiling
