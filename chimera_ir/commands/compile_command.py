@@ -295,7 +295,7 @@ def _write_several(
         write_json({"directory": str(out), "run": line, "reports": as_entries(sweep), **means})
     else:
         report(shown(sweep, TableForm.TEXT, expected))
-        programs = f", a program for each of {counted(len(rows), 'number')} of micro-batches"
+        programs = f", with programs for {counted(len(rows), 'number')} of micro-batches"
         report(f"{_wrote(out, programs)}: run it with\n  {line} --check\n")
     if unfit:
         click.echo(f"{listed(unfit)}: the memory of the cluster's workers is too small", err=True)

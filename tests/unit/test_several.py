@@ -128,7 +128,7 @@ def test_the_report_is_the_table_and_what_was_written(run: Run, tmp_path: Path) 
     assert (ended.status, ended.err) == (0, "")
     assert ended.out.startswith(table.out), "a row for each number, ascending"
     assert ended.out[len(table.out) :] == (
-        "wrote o, a program for each of 2 numbers of micro-batches (page: chimera view o; all figures: report.json, "
+        "wrote o, with programs for 2 numbers of micro-batches (page: chimera view o; all figures: report.json, "
         "--details): run it with\n  torchrun --nproc-per-node=4 o/train.py --model MODEL.py --check\n"
     )
     told = json.loads(run("dapple", "D=4", "N=4,8", "--out", "o", "--json", "--numbers", "4:1,8:1").out)
@@ -302,7 +302,7 @@ def test_expected_times_are_those_of_all_updates_together(run: Run, tmp_path: Pa
         "bubble_ratio": float(Fraction(9, 39)),
     }
     ended = run("dapple", "D=4", "N=4,8,16", "--numbers", "16:1/4,8:0.75")
-    updates = "expected of updates with these numbers of micro-batches: 16 in 25.0% and 8 in 75.0%"
+    updates = "expected if N is 16 in 25.0% and 8 in 75.0% of updates"
     assert ended.out.splitlines()[-1] == f"{updates}: makespan 39 (3.9 for each micro-batch), bubble ratio 23.1%"
     assert list(tmp_path.iterdir()) == []
 
