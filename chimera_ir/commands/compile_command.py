@@ -278,11 +278,11 @@ def _write_several(
     try:
         with progress.shown(is_quiet()) as tell:
             with option_errors(source):
-                first = {name: numbers[0] for name, numbers in values.items()}
+                first = {name: listing[0] for name, listing in values.items()}
                 requests = sizes(Options(**options).request(source, first, as_written), values)
             *others, most = sorted(requests, key=number)
             largest = finished(most)
-            # One after the other, so that no more than two compilations are kept at a time.
+            # One after the other: a compilation is dropped when its files are there.
             files = joined(largest, map(finished, map(like_largest, others)))
     finally:
         _say(dict.fromkeys(blocks(warnings, source, colored(sys.stderr))))
@@ -397,7 +397,7 @@ def _sweep(
     source = _text(scheme, options)
     warnings: list[Diagnostic] = []
     with option_errors(source), progress.shown(is_quiet()) as tell:
-        first = {name: numbers[0] for name, numbers in values.items()}
+        first = {name: listing[0] for name, listing in values.items()}
         sweep = swept(Options(**options).request(source, first, as_written), values, warnings.append, tell)
     _say(dict.fromkeys(blocks(warnings, source, colored(sys.stderr))))
     with option_errors(source):
