@@ -23,7 +23,6 @@ from chimera_ir.ir.turns import initial
 from chimera_ir.plural import counted, listed
 from chimera_ir.source import runtime, templates
 from chimera_ir.templates import text
-from chimera_ir.verify.scripts import FACTS
 from chimera_ir.verify.verify import Verified
 
 # Collects the values with which the templates of scripts are filled.
@@ -325,7 +324,7 @@ def scripts(verified: Verified, evaluation: Verified) -> dict[str, str]:
     digest = sha256(repr(made_from).encode()).hexdigest()[:16]
     return {
         **package.files,
-        FACTS: show({"interface": content.pop("interface"), "program": digest, **content}),
+        "program.json": show({"interface": content.pop("interface"), "program": digest, **content}),
         **{
             f"rank_{rank.worker}.py": script.render(rank=rank, interface=INTERFACE, digest=digest)
             + evaluate.render(rank=rank)
