@@ -131,6 +131,8 @@ class Pipeline:
     items, micro_batches, copies
         B*N*W, the items of a mini-batch over all copies; N, the micro-batches of a step; W, the pipelines' copies. If
         there are programs for several N, these are of the largest.
+    items_used
+        The number of items of all copies in the steps so far, without those before a loaded checkpoint.
     numbers
         The numbers N of micro-batches for which there are programs, ascending.
     copy, worker, first_rank
@@ -197,6 +199,7 @@ class Pipeline:
         # A context for calls: an error inside names the rank and its worker.
         located = self._located = located_at(world, facts, explains=hooks.explains)
         self.micro_batches, self.items = job.micro_batches, size * job.micro_batches * place.copies
+        self.items_used = 0
         self._programs, self._has_rounds = compiled.programs, False  # whether an update had several, which is said
         self.numbers = (*self._programs,)
         self.copies, self.copy, self.worker = place.copies, place.copy, place.worker
@@ -344,6 +347,7 @@ class Pipeline:
         else:
             self._feed.put_micro_batches(update, micro_batches)
         rounds = self._agree_on_numbers(update) if self.job.numbers else ()
+        total = sum(of_copy[-1].stop for of_copy in rounds) or self.micro_batches * self.copies
         if self._varying is not None:
             self._varying.check(update)  # refuses too large a mini-batch while gradients are as they were
         self._agree_on_absence(update, rounds)
@@ -354,6 +358,7 @@ class Pipeline:
             with self._located, self._context.probed.generators_kept(), self._range(f"update {update}"):
                 if self._varying is not None:
                     self._varying.begin(update)  # new shapes: runs forwards, on all ranks of the copy
+                self.items_used += self._feed.size * total
                 return self._updates.run_update()
         except PeerLost:
             self._outcomes.explain()  # the lost rank may have stopped because it saw that ranks differ
