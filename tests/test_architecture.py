@@ -44,7 +44,7 @@ IMPORTS = {
         "elaborate": "diagnostics errors ir source syntax",
         "library": "diagnostics errors profile source syntax",
         "lower": "flow ir source",
-        "measure": "output profile",
+        "measure": "ir output profile",
         "verify": "diagnostics flow ir source",
         "codegen": "flow ir source templates verify",
         "predict": "cost errors flow garbage ir lower profile tables verify",

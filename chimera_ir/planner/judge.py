@@ -28,7 +28,7 @@ from chimera_ir.predict.replay import replay
 from chimera_ir.predict.screen import size
 from chimera_ir.predict.setting import Measured, Setting
 from chimera_ir.profile.cluster import FREE, Cluster
-from chimera_ir.profile.costs import ModelProfile, stages_of
+from chimera_ir.profile.costs import ModelProfile
 from chimera_ir.request import EqualTimes
 from chimera_ir.source import Source
 from chimera_ir.syntax.ast import Scheme, is_clocked
@@ -151,6 +151,7 @@ class Judge:
         self._key: object = None
         self._variants: dict[Change, Variant] = {}
         self._moved: dict[Configuration, Variant] = {}
+        self._profiles: dict[object, ModelProfile] = {}
 
     @property
     def available(self) -> int:
@@ -163,11 +164,16 @@ class Judge:
 
     def setting(self, choice: Configuration) -> Setting:
         """The stages, the cluster and the layout that a configuration runs on."""
-        layers, split = self.profile.layers, choice.split
-        stages = stages_of(layers, split) if layers and split else self.profile.depths[choice.stages]
+        stages = self._profile(choice).stages_in(choice.stages, choice.split)
         replica_layout = self.options.layout == "replica"
         where = self.cluster, choice.copies, choice.micro_batch_size, replica_layout
         return Setting(stages, *where, self.options.shard_optimizer)
+
+    def _profile(self, choice: Configuration) -> ModelProfile:
+        key = choice.named, choice.sources
+        if key not in self._profiles:
+            self._profiles[key] = self.profile.joined(*key)
+        return self._profiles[key]
 
     def all_of(self, choices: Sequence[Configuration]) -> list[Verdict]:
         """Judges each configuration; if it lacks memory, again with moves to the host, then with recomputation."""
@@ -208,16 +214,18 @@ class Judge:
         variant = self.variant(choice)
         if variant.header.moves or variant.header.workers == 1:
             return None
-        if not self.profile.layers and _exceeds(standing(variant, self.setting(choice)), self.room(variant.header)):
+        if not self._profile(choice).layers and _exceeds(
+            standing(variant, self.setting(choice)), self.room(variant.header)
+        ):
             return None
         verdict = self._verdict(choice.offloading)
         return verdict if isinstance(verdict, Judged) else None
 
     def _verdict(self, choice: Configuration) -> Verdict:
         try:
-            if self.profile.layers:
+            if self._profile(choice).layers:
                 return self._best_split(choice)
-            return self._as_split(replace(choice, split=self.profile.splits.get(choice.stages)))
+            return self._as_split(replace(choice, split=self._profile(choice).splits.get(choice.stages)))
         except Rejected as rejected:
             return refusal(rejected, choice.source, choice.settings, choice.micro_batch_size)
         except NoSuchTie as error:
@@ -227,7 +235,7 @@ class Judge:
         """The verdict with a split that fits, and whose slowest stage takes the least time."""
         variant, options = self.variant(choice), self.options
         splits = LayerSplits(
-            self.profile.layers, variant.header, choice.micro_batch_size, choice.copies, options.shard_optimizer
+            self._profile(choice), variant.header, choice.micro_batch_size, choice.copies, options.shard_optimizer
         )
         room = self.room(variant.header)
         verdict: Verdict = LeftOut.of(choice, Reason.MEMORY, "no split of the layers fits the workers")
@@ -305,7 +313,7 @@ class Judge:
         Where operations have no clocks, their order depends on the split, so the mean work of a worker takes its place.
         """
         variant = self.variant(choice)
-        if not is_clocked(self.schemes[choice.source]) and self.profile.layers:
+        if not is_clocked(self.schemes[choice.source]) and self._profile(choice).layers:
             measured = Measured.of(self.setting(choice))
             work = sum(measured.duration(operation, variant.header) for lane in variant.lanes for operation in lane)
             return float(work / variant.header.workers / (variant.header.updates if variant.header.asynchronous else 1))
@@ -330,10 +338,8 @@ class Judge:
         return replace(choice, lengths=self.setting(choice).equal_times(choice.slices, self.profile.positions))
 
     def _evenly_split(self, choice: Configuration) -> Configuration:
-        layers = len(self.profile.layers)
-        if not layers:
-            return choice
-        return replace(choice, split=tuple(stage * layers // choice.stages for stage in range(choice.stages)))
+        profile = self._profile(choice)
+        return replace(choice, split=profile.even(choice.stages)) if profile.layers else choice
 
     def variant(self, choice: Configuration) -> Variant:
         """The compiled scheme of a configuration, in the scheme's own order."""

@@ -97,9 +97,7 @@ def recommendation(ranking: Ranking) -> tuple[str, ...]:
 def _nothing(ranking: Ranking) -> tuple[str, ...]:
     nothing, need = "no configuration is left", nearest(ranking)
     items, profile = ranking.judge.question.mini_batch, ranking.judge.profile
-    sizes = sorted(
-        {number for parts in (profile.layers, *profile.depths.values()) for part in parts for number in part.at}
-    )
+    sizes = sorted({number for part in profile.parts for number in part.at})
     if need:
         choice, again = need.choice, ", recompute" if need.choice.change.recompute else ""
         words = " ".join((scheme_argument(choice.source), *(f"{name}={value}" for name, value in choice.settings)))
@@ -115,8 +113,10 @@ def _nothing(ranking: Ranking) -> tuple[str, ...]:
 def _answer(first: Judged) -> str:
     choice = first.choice
     where = f" on {counted(choice.workers, 'worker')}" if choice.stages != choice.workers else ""
-    pieces = "" if choice.stages == 1 else f" in {counted(choice.stages, 'stage')} (D)"
-    model = f"the whole model{pieces}" if first.is_alone else f"{counted(choice.stages, 'stage')} (D){where}"
+    groups = ", ".join(f"{name} {stop - start}" for name, start, stop in choice.named) or "D"
+    stages = f"{counted(choice.stages, 'stage')} ({groups})"
+    pieces = "" if choice.stages == 1 else f" in {stages}"
+    model = f"the whole model{pieces}" if first.is_alone else f"{stages}{where}"
     name = f"{first.name} (as {first.scheme})" if first.is_alone else first.name
     batches = f"{counted(choice.micro_batches, 'micro-batch')} (N) of {counted(choice.micro_batch_size, 'item')} (B)"
     return f"run {name}: {counted(choice.copies, 'copy')} (W) of {model}, {batches} in each"
@@ -393,7 +393,8 @@ def _left_out(ranking: Ranking, why: bool) -> Iterator[RenderableType]:
     for members in sorted(groups, key=lambda members: key(members[0])):
         nearest = min(members, key=lambda left_out: left_out.needed)
         scheme, reason, count = scheme_argument(nearest.source), nearest.reason.value, str(len(members))
-        example = f"{', '.join(_attempted(nearest, ranking.roles[nearest.source]))}: {nearest.detail}"
+        attempted = ", ".join(_attempted(nearest, ranking.roles[nearest.source]))
+        example = f"{attempted}: {nearest.detail}" if attempted else nearest.detail
         rows.append((scheme, reason, count, example) if why else (reason, count, f"{scheme} {example}"))
     columns = Column("left out"), Column("why"), Column("how many", "right", whole=True), Column("for example")
     yield from (Text(), Table(columns[not why :], rows).for_terminal())

@@ -355,6 +355,10 @@ shapes_vary_without_flush = Misuse.worded(
     "{scheme} has no flush: messages of several updates are under way together, so all have the example's shapes; "
     "leave out varying="
 )
+varying_input_lacks = Misuse.worded(
+    "micro-batch {micro} has no input for {names:and}, and with varying=True the inputs of each say which shapes an "
+    "update has: leave out varying=, and pad all inputs to the shapes of the example"
+)
 number_of_tensors_differs = Misuse.worded(
     "a micro-batch has other tensors than the example: {here} and not {in_example}"
 )
