@@ -139,7 +139,8 @@ def _answer(first: Judged) -> str:
 
 def _reasons(ranking: Ranking) -> Iterator[str]:
     first, *others = ranking.rows()
-    speed = f"{first.throughput:.4g} items/s, {seconds(first.seconds)} for an update"
+    of_mean = " on average" if first.choice.others else ""
+    speed = f"{first.throughput:.4g} items/s, {seconds(first.seconds)} for an update{of_mean}"
     yield f"predicted: {speed}; the fullest worker needs {size(max(first.memory))} of {size(ranking.judge.available)}"
     if idle := first.choice.idle(ranking.judge.question.workers):
         stay = f"{idle} of {counted(ranking.judge.question.workers, 'worker')} {'stays' if idle == 1 else 'stay'} idle"

@@ -38,7 +38,10 @@ _RECOMPUTATION = {None: Recomputation.WHERE_NEEDED, True: Recomputation.ALWAYS, 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class RankedSchemes:
-    """Configurations that fit a cluster, best first; `compilation` compiles one as it was predicted."""
+    """Configurations that fit a cluster, best first; `compilation` compiles one as it was predicted.
+
+    If updates have different numbers of items, that is the program for the largest one.
+    """
 
     ranking: Ranking
     warnings: tuple[str, ...]
