@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Protocol
 
-from chimera_ir.codegen.facts import with_numbers
+from chimera_ir.codegen.facts import Facts, with_numbers
 from chimera_ir.errors import ProgramsDiffer
 from chimera_ir.ir.levels import Header
 from chimera_ir.ir.ops import Micro, Stage
@@ -42,14 +42,8 @@ def joined(largest: Compiled, others: Iterable[Compiled]) -> dict[str, str]:
         number = other.header.whole_micro_batches
         if number in (most, *folders):
             raise ProgramsDiffer(f"there are two programs for {number} micro-batches: {other.header.title} is one")
-        if number > most:
-            more = f"{other.header.title} has more micro-batches than {largest.header.title}"
-            raise ProgramsDiffer(f"{more}: write it with the others")
-        _require_alike(other.header, largest.header)
-        facts = json.loads(other.files[FACTS])
-        for name, words in _OF_LARGEST.items():
-            if not {*facts.get(name, ())} <= {*needed.get(name, ())}:
-                raise _differing(other.header, largest.header, words)
+        require_alike(other.header, largest.header)
+        require_prepared(other.header, facts := json.loads(other.files[FACTS]), largest.header, needed)
         digests[number], kept = facts["program"], other.files.items()
         folders[number] = {f"n{number}/{path}": text for path, text in kept if not path.startswith(_AT_THE_TOP)}
     files = dict[str, str]()
@@ -73,13 +67,22 @@ _OF_LARGEST = {
 """Facts of program.json by which a rank prepares its stages; in the largest program they are those of all."""
 
 
-def _require_alike(header: Header, largest: Header) -> None:
-    """Raises `ProgramsDiffer` if headers differ in what a rank fixes when it starts."""
+def require_prepared(header: Header, facts: Facts, largest: Header, of_largest: Facts) -> None:
+    """Raises `ProgramsDiffer` if stages are not prepared for a program by the entries `used_by` of the largest one."""
+    for name, words in _OF_LARGEST.items():
+        if not {*facts.get(name, ())} <= {*of_largest.get(name, ())}:
+            raise _differing(header, largest, words)
+
+
+def require_alike(header: Header, largest: Header) -> None:
+    """Raises `ProgramsDiffer` if headers differ in what a rank fixes when it starts, or the order of their numbers."""
     for each in (largest, header):
         if each.asynchronous:
             raise ProgramsDiffer(
                 f"{each.title} has no flush: its micro-batches have no end, so no update has its own number"
             )
+    if header.whole_micro_batches > largest.whole_micro_batches:
+        raise ProgramsDiffer(f"{header.title} has more micro-batches than {largest.title}: write it with the others")
     micros = range(min(header.micro_batches, largest.micro_batches))
     ours, others = _facts(header, micros), _facts(largest, micros)
     if differing := [name for name, value in ours.items() if value != others[name]]:

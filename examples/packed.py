@@ -56,7 +56,7 @@ def build_stage(stage: int, num_stages: int) -> nn.Module:
 
 
 def loss(scores: torch.Tensor, behind: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cross entropy as a sum and a count: every token weighs the same; the last one of a document has none behind it."""
+    """Cross entropy as a sum and a count: every token weighs the same; behind the last one of a document is none."""
     summed = functional.cross_entropy(scores.flatten(0, 1), behind.flatten(), ignore_index=-1, reduction="sum")
     return summed, (behind >= 0).sum()
 

@@ -69,8 +69,8 @@ IMPORTS = {
             "picture predict request source tables"
         ),
         "planner": (
-            "compilation cost diagnostics elaborate errors escapes flow garbage ir library lower options "
-            "orders predict profile request source syntax tables verify"
+            "codegen compilation cost diagnostics elaborate errors escapes flow garbage ir library lower options "
+            "orders predict profile request several source syntax tables verify"
         ),
         "fitting": "compilation diagnostics elaborate errors flow ir lower orders planner source syntax",
         "__init__": "compare compilation errors fitting ir options planner source",

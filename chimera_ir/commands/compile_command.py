@@ -36,7 +36,7 @@ from chimera_ir.commands.cost_options import (
     PAGE,
     option,
     options_named,
-    parse_numbers,
+    parse_shares,
     refuse_page,
     scheme_named,
     write_page,
@@ -145,7 +145,7 @@ compiling = all_of(
 )
 @click.option(
     "--numbers",
-    callback=parse_numbers,
+    callback=parse_shares,
     metavar="N:SHARE,..",
     help="Print means over updates of which these shares have so many micro-batches, each in the table: 8:0.5,12:0.5.",
 )

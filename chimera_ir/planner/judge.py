@@ -7,13 +7,14 @@ lower bound on the whole; of the others the exact bytes are computed.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from itertools import chain
 from operator import gt, sub
 from sys import maxsize
 from typing import NamedTuple
 
 from chimera_ir.cost.simulate import earliest
 from chimera_ir.diagnostics.model import Rejected
-from chimera_ir.errors import NoSuchTie
+from chimera_ir.errors import NoSuchTie, ProgramsDiffer
 from chimera_ir.ir.kinds import RECOMPUTATION
 from chimera_ir.ir.levels import Header, Quantity
 from chimera_ir.options import Options
@@ -63,10 +64,10 @@ class Judged:
     """A configuration that fits, with its predictions.
 
     ``equation`` is T of equation 1 in seconds per update, ``least`` a time that no replay undercuts, ``replayed`` the
-    time of a replay, if there was one. ``memory`` has the bytes of each worker, ``operations`` is the number of compute
-    operations; ``recomputes`` says whether any stage does. ``digest`` is `Variant.digest`; ``equal`` are configurations
-    of other names that compile to the same program. ``order`` is the order that a search found, and ``before`` the time
-    of a replay in the scheme's own order.
+    time of a replay, if there was one: means, if updates have different numbers of micro-batches. ``memory`` has the
+    bytes of each worker, ``operations`` is the number of compute operations; ``recomputes`` says whether any stage
+    does. ``digest`` is that of `Variant.digest`; ``equal`` are configurations of other names that compile to the same
+    program. ``order`` is the order that a search found, and ``before`` the time of a replay in the scheme's own order.
     """
 
     choice: Configuration
@@ -112,18 +113,18 @@ class Judged:
     @property
     def throughput(self) -> float:
         """Items per second, rounded to nine digits: configurations that differ in later digits are equally fast."""
-        return _rounded(self.choice.mini_batch / self.seconds)
+        return _rounded(self.choice.items / self.seconds)
 
     @property
     def most_throughput(self) -> float:
         """Items per second that no replay of the configuration exceeds."""
-        return _rounded(self.choice.mini_batch / self.least)
+        return _rounded(self.choice.items / self.least)
 
     def over(self, other: "Judged") -> float:
         """The throughput divided by that of ``other``: both by replays or, if one lacks a replay, by equation 1."""
         replays = self.replayed is not None and other.replayed is not None
         seconds, other_seconds = (self.seconds, other.seconds) if replays else (self.equation, other.equation)
-        return _rounded(self.choice.mini_batch / seconds / (other.choice.mini_batch / other_seconds))
+        return _rounded(self.choice.items / seconds / (other.choice.items / other_seconds))
 
 
 def _rounded(number: float) -> float:
@@ -248,6 +249,49 @@ class Judge:
         return verdict
 
     def _as_split(self, choice: Configuration) -> Verdict:
+        """The verdict on a configuration with a split; of several numbers of micro-batches each is judged."""
+        (largest, share), *smaller = choice.sizes
+        verdict = self._of_size(largest)
+        if isinstance(verdict, LeftOut) or not smaller:
+            return verdict
+        judged, shares = [verdict], [share]
+        for sized, share in smaller:
+            try:
+                verdict = self._of_size(sized)
+            except Rejected as rejected:
+                verdict = refusal(rejected, sized.source, sized.settings, sized.micro_batch_size)
+            if isinstance(verdict, LeftOut):
+                number = counted(sized.micro_batches, "micro-batch")
+                return replace(verdict, detail=f"with {number}: {verdict.detail}", choice=choice)
+            judged.append(verdict)
+            shares.append(share)
+        try:
+            self._require_together([verdict.choice for verdict in judged])
+        except ProgramsDiffer as error:
+            return LeftOut.of(choice, Reason.REFUSED, str(error))
+        digests = [verdict.digest for verdict in judged]
+        return replace(
+            judged[0],
+            choice=replace(judged[0].choice, others=choice.others),
+            equation=_mean(shares, [verdict.equation for verdict in judged]),
+            least=_mean(shares, [verdict.least for verdict in judged]),
+            memory=tuple(map(max, *(verdict.memory for verdict in judged))),
+            operations=sum(verdict.operations for verdict in judged),
+            digest=None if None in digests else repr((shares, digests)),
+        )
+
+    def _require_together(self, sizes: Sequence[Configuration]) -> None:
+        """Raises `ProgramsDiffer` if the programs cannot share a directory; the first one is the largest."""
+        from chimera_ir.codegen.facts import used_by
+        from chimera_ir.several import require_alike, require_prepared
+
+        variants = [self.variant(choice) for choice in sizes]
+        largest, *smaller = ((variant.header, used_by([*chain(*variant.lanes)])) for variant in variants)
+        for header, uses in smaller:
+            require_alike(header, largest[0])
+            require_prepared(header, uses, *largest)
+
+    def _of_size(self, choice: Configuration) -> Verdict:
         choice = self._cut(choice)
         setting, variant = self.setting(choice), self.variant(choice)
         header = variant.header
@@ -305,7 +349,8 @@ class Judge:
         return other if other.seconds < first.seconds else first
 
     def _replayed(self, judged: Judged) -> Judged:
-        return replace(judged, replayed=_by_replay(self.variant(judged.choice), self.setting(judged.choice)))
+        setting, (sizes, shares) = self.setting(judged.choice), zip(*judged.choice.sizes, strict=True)
+        return replace(judged, replayed=_mean(shares, [_by_replay(self.variant(sized), setting) for sized in sizes]))
 
     def _least(self, choice: Configuration) -> float:
         """The time with free messages and sums, in the better of the splits that `replayed` tries.
@@ -390,8 +435,13 @@ class Judge:
         """Divides the time of an update: by replays of the program if ``replays``, else by equation 1, without steps.
 
         The same program is predicted as it is, then without the time of sums, then of messages, and then of steps: the
-        differences are their parts.
+        differences are their parts. With several numbers of micro-batches all are means.
         """
+        sizes, shares = zip(*judged.choice.sizes, strict=True)
+        parts = [self._time_parts(replace(judged, choice=sized), replays) for sized in sizes]
+        return TimeParts(*(_mean(shares, seconds) for seconds in zip(*parts, strict=True)))
+
+    def _time_parts(self, judged: Judged, replays: bool) -> TimeParts:
         variant, setting = self.in_order_found(judged), self.setting(judged.choice)
         no_sums = replace(setting, cluster=replace(setting.cluster, sums=FREE))
         no_messages = replace(no_sums, cluster=replace(no_sums.cluster, within=FREE, between=FREE))
@@ -423,6 +473,11 @@ class Judge:
 
 def _exceeds(needed: Sequence[int], room: Sequence[int]) -> bool:
     return any(map(gt, needed, room))
+
+
+def _mean(shares: Sequence[Fraction], seconds: Sequence[float]) -> float:
+    """The mean of times, of which each has a share of all updates; a single one is as it is."""
+    return sum(float(share) * time for share, time in zip(shares, seconds, strict=True))
 
 
 def _by_equation(variant: Variant, setting: Setting) -> float:

@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from fractions import Fraction
 from functools import cache
 from itertools import count, product
 from pathlib import Path
@@ -182,6 +183,7 @@ _IDLE = 4
 """Depths for layers that leave this part of the workers idle, or more, are not tried."""
 
 _STALE = "its gradients are of older weights; --asynchronous considers it"
+_SAME = "without a flush all updates have as many micro-batches"
 _MOVED = "it moves activations to the host, and recomputes none"
 
 _SLICED = "the model must hand on a carry of its slices; --scheme, or a profile with slices, considers it"
@@ -203,9 +205,10 @@ class Recomputation(Enum):
 class Question:
     """The question that a plan answers: how many workers, how many items in an update, and what to consider.
 
-    ``settings`` are fixed parameters, ``syncs`` strategies for gradient sums. ``asynchronous`` and ``sliced`` admit
-    schemes without a flush and with slices; ``hosted`` says whether the cluster has a link to the host, without which
-    schemes that off-load are left out.
+    Updates may have different numbers of items: ``mini_batch`` is the largest one, ``others`` are the others, each with
+    the share of all updates that has it. ``settings`` are fixed parameters, ``syncs`` strategies for gradient sums.
+    ``asynchronous`` and ``sliced`` admit schemes without a flush and with slices; ``hosted`` says whether the cluster
+    has a link to the host, without which schemes that off-load are left out.
     """
 
     workers: int
@@ -217,6 +220,12 @@ class Question:
     max_operations: int
     sliced: bool = False
     hosted: bool = False
+    others: tuple[tuple[int, Fraction], ...] = ()
+
+    @property
+    def mini_batches(self) -> tuple[tuple[int, Fraction], ...]:
+        """All numbers of items, the largest first, each with its share of all updates."""
+        return ((self.mini_batch, 1 - sum((share for _, share in self.others), Fraction(0))), *self.others)
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,6 +236,9 @@ class Configuration:
     or until the `Judge` has chosen one. ``lengths`` are the relative lengths of the ``slices``, empty if all are equal;
     the judge puts numbers in place of `EqualTimes`. With ``offload`` activations move as with `--offload auto`.
     ``named`` are the groups of the stages, if they have names, and ``sources`` the stages that no other feeds.
+
+    Updates may have different numbers of micro-batches. Then N is the largest one, and ``others`` have the settings of
+    each other one, the number, and the share of all updates that has it.
     """
 
     source: Source
@@ -243,6 +255,7 @@ class Configuration:
     offload: bool = False
     named: tuple[NamedStages, ...] = ()
     sources: tuple[int, ...] = (0,)
+    others: tuple[tuple[tuple[_Setting, ...], int, Fraction], ...] = ()
 
     @property
     def known_lengths(self) -> tuple[int, ...]:
@@ -256,8 +269,20 @@ class Configuration:
 
     @property
     def mini_batch(self) -> int:
-        """The items of an update: B N W."""
+        """The items of an update with N micro-batches: B N W."""
         return self.micro_batch_size * self.micro_batches * self.copies
+
+    @property
+    def sizes(self) -> "tuple[tuple[Configuration, Fraction], ...]":
+        """The configuration with each number of micro-batches alone, N first, and the share of updates that has it."""
+        rest = 1 - sum((share for _, _, share in self.others), Fraction(0))
+        smaller = ((replace(self, settings=of, micro_batches=n, others=()), share) for of, n, share in self.others)
+        return (replace(self, others=()), rest), *smaller
+
+    @property
+    def items(self) -> int | Fraction:
+        """The mean number of items of an update."""
+        return sum(share * sized.mini_batch for sized, share in self.sizes) if self.others else self.mini_batch
 
     @property
     def operations(self) -> int:
@@ -404,6 +429,8 @@ class Space:
         elif self._has(outlined):
             if outlined.asynchronous and not self.question.asynchronous:
                 yield self._out(settings, None, Reason.STALE, _STALE)
+            elif outlined.asynchronous and self.question.others:
+                yield self._out(settings, None, Reason.STALE, _SAME)
             elif outlined.slices > 1 and not (self.question.sliced or self.profile.has_slices):
                 yield self._out(settings, None, Reason.SLICED, _SLICED)
             elif self._moves and not self.question.hosted:
@@ -475,21 +502,25 @@ class Space:
         # B is any size for which all stages have costs, N follows from the mini-batch.
         costs = self._costs(outlined)
         for size in sorted(set.intersection(*(set(part.at) for part in costs))):
-            number = self._micro_batches(outlined, copies * size)
-            if isinstance(number, str):
-                yield self._out(settings, size, Reason.SPLIT, number)
+            together = copies * size
+            numbers = [self._micro_batches(outlined, together, items) for items, _ in self.question.mini_batches]
+            if refused := [number for number in numbers if isinstance(number, str)]:
+                yield self._out(settings, size, Reason.SPLIT, refused[0])
             elif outlined.halves and size % outlined.parts:
                 yield self._out(settings, size, Reason.SPLIT, f"a micro-batch of {size} cannot be halved")
             else:
-                yield from self._choices(settings, outlined, copies, number, size)
+                counts = [number for number in numbers if isinstance(number, int)]
+                yield from self._choices(settings, outlined, copies, counts, size)
 
     def _costs(self, outlined: Header) -> tuple[StageCosts, ...]:
         profile = self.profile.joined(outlined.named, _sources(outlined))
         return profile.layers or profile.depths[outlined.stages]
 
-    def _micro_batches(self, outlined: Header, together: int) -> int | str:
+    def _micro_batches(self, outlined: Header, together: int, mini_batch: int) -> int | str:
         """How many micro-batches N a copy needs, or why no N fits; ``together`` is W B."""
-        name, mini_batch = self.roles.micro_batches, self.question.mini_batch
+        name = self.roles.micro_batches
+        if name is None and self.question.others:
+            return "no parameter is the number of micro-batches"
         if name is None:
             count = outlined.whole_micro_batches
             least = count * together
@@ -502,11 +533,17 @@ class Space:
         return count
 
     def _choices(
-        self, settings: dict[str, int], outlined: Header, copies: int, count: int, size: int
+        self, settings: dict[str, int], outlined: Header, copies: int, counts: Sequence[int], size: int
     ) -> Iterator[Configuration]:
         name = self.roles.micro_batches
-        whole = {**settings, **({name: count} if name else {})}
-        given = tuple((parameter, whole[parameter]) for parameter in self._names if parameter in whole)
+
+        def given(count: int) -> tuple[_Setting, ...]:
+            whole = {**settings, **({name: count} if name else {})}
+            return tuple((parameter, whole[parameter]) for parameter in self._names if parameter in whole)
+
+        first, *smaller = counts
+        shares = (share for _, share in self.question.others)
+        others = tuple((given(count), count, share) for count, share in zip(smaller, shares, strict=True))
         syncs = (None,) if outlined.steps_inside else self.question.syncs
         # Slices are tried with equal lengths and, where the profile has their times, with equal times.
         costs = self._costs(outlined)
@@ -514,9 +551,19 @@ class Space:
         tried: tuple[tuple[int, ...] | EqualTimes, ...] = ((), EqualTimes.EQUAL_TIMES) if timed else ((),)
         for lengths, sync in product(tried, syncs):
             change = Change(self.question.recomputation is Recomputation.ALWAYS, _CHANGED[sync])
-            sizes = outlined.stages, outlined.workers, copies, count, size
-            groups = outlined.named, _sources(outlined)
-            yield Configuration(self.source, given, *sizes, change, None, outlined.slices, lengths, False, *groups)
+            sizes = outlined.stages, outlined.workers, copies, first, size
+            named, sources = outlined.named, _sources(outlined)
+            yield Configuration(
+                self.source,
+                given(first),
+                *sizes,
+                change,
+                slices=outlined.slices,
+                lengths=lengths,
+                named=named,
+                sources=sources,
+                others=others,
+            )
 
     def _out(self, settings: dict[str, int], size: int | None, reason: Reason, detail: str) -> LeftOut:
         return LeftOut(self.source, tuple(settings.items()), size, reason, detail)

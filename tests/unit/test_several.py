@@ -1,4 +1,4 @@
-"""Programs for several numbers of micro-batches in one output directory, and means over such numbers."""
+"""Programs for several numbers of micro-batches in one output directory; means over such numbers; plans by them."""
 
 import json
 from collections.abc import Mapping
@@ -10,13 +10,14 @@ import pytest
 
 import chimera_ir
 from chimera_ir.commands.common import DOES_NOT_FIT, WRONG_COMMAND, WRONG_TEXT
-from chimera_ir.errors import ProgramsDiffer, WrongOption
+from chimera_ir.errors import OptionError, ProgramsDiffer, WrongOption
 from chimera_ir.ir.graph import Absence, Feed, NamedStages
 from chimera_ir.ir.levels import Header
 from chimera_ir.ir.ops import Micro, Stage, Worker
 from chimera_ir.several import joined
 from tests.test_architecture import ROOT
 from tests.unit.command import Run, contents
+from tests.unit.test_plan import cluster, found, named, profile
 from tests.unit.test_prediction import CLUSTER, PROFILE
 
 EXAMPLES = ROOT / "docs" / "examples"
@@ -343,3 +344,98 @@ def test_updates_without_a_flush_have_no_time_of_their_own() -> None:
         sizes.expected({2: 1})
     with pytest.raises(WrongOption, match="there is no number with a share"):
         sizes.expected({})
+
+
+# Plans for updates with different numbers of items.
+
+SHIFTED = """\
+scheme shifted(D = 4, N = 4)
+workers D
+pipe p {
+  stages s in 0..D on (s + N) % D
+  micros m in 0..N
+  F(m, s) @ 2*m + s
+  B(m, s) @ 2*m + 2*D - 1 - s
+}
+"""
+"""A scheme that places its stages by the number of micro-batches."""
+
+
+def test_a_plan_rates_configurations_by_the_means_of_all_updates(plan: Run, run: Run) -> None:
+    """D = 4: 1F1B takes 3 (N + 3), direct concatenation 16 for N = 4 and 58 for N = 16, where it is the slower one."""
+    words = profile((4,), (1,), weights="1 B"), cluster(4), *named("dapple", "chimera"), "--set", "f=1", "--json"
+    alone = found(plan(*words, "--mini-batch", 16))
+    assert [choice["scheme"] for choice in alone["choices"]] == ["dapple", "chimera"]
+    told = found(plan(*words, "--mini-batch", "4:1,16:1"))
+    assert [choice["scheme"] for choice in told["choices"]] == ["chimera", "dapple"]
+    assert [choice["T"] for choice in told["choices"]] == pytest.approx([0.01 * (16 + 58) / 2, 0.01 * (21 + 57) / 2])
+    assert [choice["throughput"] for choice in told["choices"]] == pytest.approx([10 / 0.37, 10 / 0.39])
+    assert told["choices"][0]["numbers"] == told["mini_batches"] == {"4": 0.5, "16": 0.5}
+    # The command compiles both programs, and predicts the same time.
+    assert told["commands"][0].startswith(
+        "chimera compile chimera D=4 N=4,16 f=1 --out chimera.out --numbers 4:1/2,16:1/2"
+    )
+    compiled = json.loads(run(*told["commands"][0].split()[2:], "--json").out)
+    assert compiled["directory"] == "chimera.out"
+    assert compiled["expected"]["T_replay"] == pytest.approx(told["choices"][0]["T_replay"])
+
+
+def test_a_plan_shows_all_numbers_and_names_the_reasons_by_means(plan: Run) -> None:
+    words = profile((4,), (1,), weights="1 B"), cluster(4), *named("dapple", "chimera"), "--set", "f=1"
+    shown = plan(*words, "--mini-batch", "4:1,16:1").out
+    assert "1 copy (W) of 4 stages (D), 4 or 16 micro-batches (N) of 1 item (B) in each." in shown
+    assert "mini-batches of 4 (50.0%) and 16 (50.0%)" in shown
+    assert "4, 16  f=1" in shown
+    assert "The next best, dapple, takes 5.41 % longer (more: 5.41 % on bubbles)." in shown
+
+
+@pytest.mark.parametrize(
+    ("scheme", "items", "detail"),
+    [
+        ("dapple", "6:1,8:1", "the number of items, 6, is no multiple of W B = 4"),
+        ("chimera_doubling", "6:1,8:1", "with 6 micro-batches: N must be a multiple of D: whole units of D or 2D"),
+        ("pipedream_2bw", "4:1,8:1", "without a flush all updates have as many micro-batches"),
+        ("shifted.chim", "4:1,5:1", "shifted(D=4, N=4) and shifted(D=4, N=5) differ in the workers of the stages"),
+    ],
+)
+def test_a_plan_leaves_out_what_does_not_have_all_numbers(
+    plan: Run, tmp_path: Path, scheme: str, items: str, detail: str
+) -> None:
+    (tmp_path / "shifted.chim").write_text(SHIFTED)
+    asked = "--mini-batch", items, "--scheme", scheme, "--json"
+    told = json.loads(plan(profile((4,), (1, 4), weights="1 B"), cluster(4), *asked).out)
+    assert any(detail in left_out["detail"] for left_out in told["left_out"])
+    assert all(len(choice["numbers"]) == 2 for choice in told["choices"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ("--mini-batch", "8:0"),
+            "--mini-batch 8:0: a share is greater than 0: leave out a number that does not occur",
+        ),
+        (("--mini-batch", "8:1,8:2"), "--mini-batch 8:2: the share of 8 is given twice"),
+        (("--mini-batch", "8,9"), "--mini-batch 8: write NUMBER:SHARE, as in --mini-batch 8:0.5,12:0.5"),
+        (("--mini-batch", "0"), "--mini-batch is 0: it is a whole number from 1 to 1,000,000"),
+        (("--mini-batch", "4:1,8:1", "--search", "1"), "--search: it finds an order for one number of micro-batches"),
+    ],
+)
+def test_mini_batches_that_cannot_be_are_one_message(plan: Run, arguments: tuple[str, ...], message: str) -> None:
+    plan(profile((2,), (1,)), cluster(2), *arguments).assert_refused(WRONG_COMMAND, message)
+
+
+def test_from_python_a_plan_takes_the_shares_of_mini_batches(tmp_path: Path) -> None:
+    (tmp_path / "m.toml").write_text(profile((4,), (1,)))
+    (tmp_path / "c.toml").write_text(cluster(4))
+    files = {"profile": tmp_path / "m.toml", "cluster": tmp_path / "c.toml"}
+
+    def rows(mini_batch: int | Mapping[int, int | str]) -> list[dict[str, object]]:
+        return chimera_ir.rank_schemes("dapple", mini_batch=mini_batch, **files).rows  # type: ignore[arg-type]
+
+    assert rows({8: "1/3"}) == rows(8)
+    (both,), (small,), (large,) = rows({4: 1, 8: "3"}), rows(4), rows(8)
+    assert both["T_replay"] == pytest.approx((small["T_replay"] + 3 * large["T_replay"]) / 4)  # type: ignore[operator]
+    assert both["memory"] == large["memory"]
+    with pytest.raises(OptionError, match="mini_batch: there is no number of items"):
+        rows({})
