@@ -56,9 +56,10 @@ IMPORTS = {
         "comparison": "diagnostics elaborate errors ir library lower request source syntax",
         "page": "cost diagnostics errors escapes flow ir lower picture predict request source verify",
         "repeated": "codegen cost diagnostics elaborate flow ir lower verify",
+        "several": "codegen errors ir verify",
         "compilation": (
             "codegen comparison cost diagnostics elaborate errors flow garbage ir lower notebook orders output "
-            "page picture predict repeated request source syntax torch_text trace verify"
+            "page picture predict repeated request several source syntax torch_text trace verify"
         ),
         "answer": "compilation console cost ir library picture predict syntax",
         "options": "compilation cost elaborate errors escapes ir library orders predict profile request source syntax",
@@ -76,7 +77,7 @@ IMPORTS = {
         "commands": (
             "__version__ answer compare compilation console cost diagnostics elaborate errors escapes fitting "
             "garbage highlight library measure options orders output planner profile progress recorded_page "
-            "request source syntax torch_text trace"
+            "request several source syntax torch_text trace"
         ),
         "start": "commands garbage",
         "__main__": "start",

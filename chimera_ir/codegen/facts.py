@@ -187,6 +187,12 @@ def show(content: Mapping[str, Any]) -> str:
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
+def with_numbers(text: str, numbers: Mapping[str, str]) -> str:
+    """The text of program.json with the digests of the programs for other numbers of micro-batches."""
+    facts = text.removesuffix("\n}\n")
+    return f'{facts},\n  "numbers": {json.dumps(numbers)}\n}}\n'
+
+
 def _lines(value: Any) -> str:
     if isinstance(value, list) and value and isinstance(value[0], list | tuple | dict):
         return "[\n" + ",\n".join(f"    {json.dumps(entry)}" for entry in value) + "\n  ]"

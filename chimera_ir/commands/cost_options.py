@@ -104,6 +104,19 @@ def parse_split(_: click.Context, __: click.Parameter, given: str | None) -> tup
     return None if given is None else tuple(map(int, words))
 
 
+def parse_numbers(_: click.Context, __: click.Parameter, text: str | None) -> dict[int, str]:
+    """The share of each number of micro-batches, of an option ``--numbers``; none if it is not given."""
+    shares: dict[int, str] = {}
+    for word in [] if text is None else text.split(","):
+        number, colon, share = word.partition(":")
+        if not (colon and number.isascii() and number.isdecimal() and len(number) < 10):
+            raise WrongCommand(f"--numbers {word[:40]}: write NUMBER:SHARE, as in --numbers 8:0.5,12:0.5")
+        if int(number) in shares:
+            raise WrongCommand(f"--numbers {word[:40]}: the share of {number} is given twice")
+        shares[int(number)] = share
+    return shares
+
+
 def parse_lengths(_: click.Context, __: click.Parameter, text: str | None) -> tuple[int, ...] | str:
     """The lengths of slices, of an option ``--slice-lengths``; none if it is not given."""
     if text == EqualTimes.EQUAL_TIMES.value:

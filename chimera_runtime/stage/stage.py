@@ -489,9 +489,9 @@ class Stage(WeightGroup):
 
     # ---- update
 
-    def scale_loss(self, scale: float) -> None:
-        """Makes later backwards multiply the gradients of this stage's losses by ``scale``."""
-        self._output.scale = scale
+    def weigh_loss(self, share: float, scale: float) -> None:
+        """Makes later backwards multiply the gradients of this stage's losses by both: see `StageOutput`."""
+        self._output.share, self._output.scale = share, scale
 
     def take_loss(self, update: int) -> Tally:
         """Returns the losses and reports of an update, and forgets them; errors as in `RecomputedForwards.compare`,
