@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from chimera_runtime.update.stage_optimizer import StageStep
     from chimera_runtime.update.updates import Outcome
     from chimera_runtime.values.boundary import whole
+    from chimera_runtime.values.losses import CountedLoss
 
 __all__ = [
     "BadCheckpoint",
@@ -25,6 +26,7 @@ __all__ = [
     "CheckFailed",
     "Checkpoints",
     "CompiledSchedule",
+    "CountedLoss",
     "Layers",
     "Loader",
     "Misuse",
@@ -47,6 +49,7 @@ _HOMES = {
     "CheckFailed": "errors",
     "Checkpoints": "checkpoint.checkpoints",
     "CompiledSchedule": "adapter.schedule",
+    "CountedLoss": "values.losses",
     "Layers": "model.model",
     "Loader": "data.loader",
     "Misuse": "errors",

@@ -28,7 +28,7 @@ from chimera_runtime.program.rank_facts import Group
 from chimera_runtime.ranks.agreement import Enquiry, ObjectExchange
 from chimera_runtime.ranks.world import join_group
 from chimera_runtime.stage.gradient_sums import agree_on_infinite, gradients_of, scale_down, total_norm
-from chimera_runtime.start.absent_inputs import agree_on_absence
+from chimera_runtime.start.absent_inputs import agree_on_absence, agree_on_counts
 from chimera_runtime.start.assemble import (
     LoaderMaker,
     RankContext,
@@ -224,6 +224,7 @@ class Pipeline:
             ranges=ranges,
             programs={n: (other.job, other.ranks[place.worker]) for n, other in compiled.others.items()},
         )
+        self._feed.keeps = self._feed.keeps or bool(context.counts)
         hooks.ready(context, modules)
         # The stages with optimizers and receive buffers, and the lane, which the rank's script is called with.
         parameters, self._groups = parameters_by_name(model, modules, context.ties), by_group(modules, context.ties)
@@ -350,7 +351,7 @@ class Pipeline:
         total = sum(of_copy[-1].stop for of_copy in rounds) or self.micro_batches * self.copies
         if self._varying is not None:
             self._varying.check(update)  # refuses too large a mini-batch while gradients are as they were
-        self._agree_on_absence(update, rounds)
+        self._agree_before(update, rounds)
         self._updates.prepare(accumulate, scaler)
         self._world.control_group.refusals.note_sending()
         # Run the script. Forwards seed the random generators; afterwards those of the loop are restored.
@@ -378,10 +379,11 @@ class Pipeline:
             self._add_remarks(remarks)
         return rounds
 
-    def _agree_on_absence(self, update: int, rounds: Sequence[Sequence[Round]]) -> None:
-        if self._context.absence is not None:
+    def _agree_before(self, update: int, rounds: Sequence[Sequence[Round]]) -> None:
+        if self._context.absence is not None or self._context.counts:
             with self._located.for_loader():
                 agree_on_absence(self._context, update, rounds)
+                agree_on_counts(self._context, update, rounds)
 
     def ask_to_stop(self) -> None:
         """Tells all ranks, with the next loss, to stop: `Outcome.is_last`. Any thread or signal handler may call it."""

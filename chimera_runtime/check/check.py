@@ -31,7 +31,7 @@ from chimera_runtime.stage.module_state import ModuleSnapshot, equal
 from chimera_runtime.stage.stage import Stage
 from chimera_runtime.stage.stage_output import collecting
 from chimera_runtime.start import assemble as build
-from chimera_runtime.start.absent_inputs import agree_on_absence
+from chimera_runtime.start.absent_inputs import agree_on_absence, agree_on_counts
 from chimera_runtime.start.assemble import RankContext, components_of, lane_of, run_stream
 from chimera_runtime.values.last_stage import alone, judge_in
 from chimera_runtime.values.losses import added
@@ -202,6 +202,7 @@ class Checked:
         else:
             for update in range(updates):
                 agree_on_absence(context, update)
+                agree_on_counts(context, update)
                 lane.begin(update)
                 context.script.update(lane)
                 lane.end()
@@ -326,6 +327,7 @@ def reference_for(context: RankContext, model: Model, micro_batch_size: int, **c
         names=[job.end_name(stage) for stage in range(job.stages)],
         lacking={stage: {micro // job.slices for micro in micros} for stage, micros in job.lacking.items()},
         cycle=job.cycle // job.passes,
+        counts=context.counts,
         alone=alone,
         judge_in=judge_in,
         slices=job.slices,

@@ -162,6 +162,9 @@ If the key is a single stage, layers of that stage share them.
 """
 
 
+_NO_FACTORS: Mapping[int, float] = {}
+
+
 class PassLoss(NamedTuple):
     """Loss of a micro-batch or a slice as a sum, its count of ``items`` (1 for a mean), and its auxiliary losses."""
 
@@ -188,7 +191,8 @@ class Reference:
     of arguments; without any, each stage feeds the next one. ``names`` has the name of the group of each stage.
     ``lacking`` has for a stage the micro-batches that the program leaves out there, or their parts if these are not
     slices, which repeat after ``cycle`` updates. The data leave out a stage whose entry of the inputs is None, and with
-    it its group, and groups that only such groups feed.
+    it its group, and groups that only such groups feed. ``counts`` has for stages with one of several losses functions
+    that return the count of a target.
     """
 
     model: Any
@@ -212,6 +216,7 @@ class Reference:
     names: Sequence[str] = ()
     lacking: Mapping[int, Collection[int]] = field(default_factory=dict)
     cycle: int = 1
+    counts: Mapping[int, Callable[[Any], Any]] = field(default_factory=dict)
 
     @property
     def passes(self) -> int:
@@ -224,10 +229,12 @@ class Reference:
         batches: Sequence[Any],
         place: tuple[int, int, int] = (0, 0, 0),
         divisor: float | None = None,
+        factors: Mapping[int, float] = _NO_FACTORS,
         note: Callable[[int, int, Any], None] = lambda _micro, _stage, _output: None,
     ) -> list[PassLoss]:
         """Runs a micro-batch slice by slice, then its backward: gradients are divided by ``divisor``, by default by the
-        sum of the counts. Returns the loss of each slice.
+        sum of the counts. The losses of stages in ``factors`` are multiplied by these, and then count as means.
+        Returns the loss of each slice.
 
         ``batches`` has input, target and keyword arguments of each slice; ``place`` is the number of the update, of the
         copy, and of the first slice. ``note`` is called with the number of the slice, and number and output of each
@@ -253,7 +260,8 @@ class Reference:
                     note(micro, s, outputs[s])
                 for s in (s for s in self._sinks() if s not in absent):
                     loss = self._judged(built, s, outputs, target)
-                    pairs.append((*loss,) if isinstance(loss, (tuple, list)) else (loss, 1))
+                    pair = (*loss,) if isinstance(loss, (tuple, list)) else (loss, 1)
+                    pairs.append((factors[s] * pair[0], 1) if s in factors else pair)
             total, count = sum(value for value, _ in pairs), pairs[-1][1]
             roots += [term.reshape(()) for term in (total, *(term for _, term in auxiliary)) if term.requires_grad]
             sums: dict[str, float] = {}
@@ -265,6 +273,17 @@ class Reference:
         if roots:
             torch.autograd.backward([root / divisor for root in roots])
         return losses
+
+    def factors(self, update: int, batches: Sequence[Any]) -> dict[int, float]:
+        """By what the losses in ``counts`` are multiplied in an update with these slices of all copies: each is divided
+        by the sum of its own counts, and not by the number of slices.
+        """
+        totals = dict.fromkeys(self.counts, 0.0)
+        for place, (inputs, target, _) in enumerate(batches):
+            absent = self._absent(update, place % self.passes, inputs)
+            for stage in totals.keys() - absent:
+                totals[stage] += float(self.counts[stage](self._part(target, stage, self._sinks())))
+        return {stage: len(batches) / total if total else 0.0 for stage, total in totals.items()}
 
     def _absent(self, update: int, micro: int, inputs: Any) -> set[int]:
         number = (update % self.cycle * self.passes + micro) // self.slices
@@ -482,6 +501,7 @@ class Training:
         reference = self._reference
         batches = next(self._batches)
         losses: list[PassLoss] = []
+        factors = reference.factors(self._update, batches)
         for micro in range(0, reference.passes, reference.slices):
             for history in self.histories.values():
                 history.show(self._update * reference.passes + micro, self._updates_of_a_period)
@@ -492,6 +512,7 @@ class Training:
                     batches[first : first + reference.slices],
                     (self._update, copy, micro),
                     reference.copies * reference.passes,
+                    factors,
                     partial(self._note, copy) if self._update == 0 else lambda _micro, _stage, _output: None,
                 )
         self.dtypes |= {loss.dtype for loss in losses}

@@ -289,9 +289,18 @@ loss_of_another_has_state = Misuse.worded(
     "the loss of {name} is a module with parameters or buffers: where several stages compute a loss, only that of the "
     "last one, {last}, may have any. Put those of the others into their stages"
 )
-SEVERAL_LOSSES_WITH_COUNTS = (
-    "several stages compute a loss, so each loss must be the mean over its micro-batch: a sum and a count would differ "
-    "from loss to loss. Slices of unequal lengths need counts, so they cannot have several losses either"
+count_is_known_too_late = Misuse.worded(
+    "the loss of {name} returns a sum and a count, and other stages compute a loss as well: a stage before both gets the "
+    "sum of their gradients, which is not right for a count that is known afterwards. Let the loss of {name} be a "
+    "CountedLoss, whose count is a function of the target, or the mean over its micro-batch"
+)
+several_means_of_unequal_slices = Misuse.worded(
+    "the loss of {name} returns a mean, and slices have unequal lengths: let it be a CountedLoss, a sum over the slice "
+    "and the count of the target"
+)
+counts_without_flush = Misuse.worded(
+    "the loss of {name} is a CountedLoss beside losses of other stages, whose counts are added up before an update "
+    "begins, and {scheme} has no flush: updates overlap there. Let it return the mean over its micro-batch"
 )
 frozen_stage_is_trained = Misuse.worded(
     "stage {stage} is frozen in {scheme}, and its module has parameters with requires_grad: {names:first 3}. Call "

@@ -457,16 +457,20 @@ class Inference:
             if len(of_sinks) > 1:
                 losses = {loss_name(names[s]): (each.total.item(), each.count) for s, each in of_sinks.items()}
                 reported += Tally(reports={name: sums for name, sums in losses.items() if sums[1]})
-            total_here = sum(each.total.item() for each in of_sinks.values())
+            # Each of several losses with counts is divided by its own, once these are added up over all ranks.
+            with_counts = [loss_name(names[sink]) for sink in self.context.counts]
+            total_here = sum(each.total.item() for s, each in of_sinks.items() if s not in self.context.counts)
             items_here = sum(each.items for each in of_sinks.values())
-            numbers = items_here, total_here, sum(each.counted for each in of_sinks.values()), len(reported.reports)
+            counted_here = items_here if with_counts else sum(each.counted for each in of_sinks.values())
+            numbers = items_here, total_here, counted_here, len(reported.reports)
             items, total, count, has_reports = added_over_all(control_group, *numbers)
             if has_reports:
                 exchange = ObjectExchange(control_group.group, "what an evaluation reports", control_group.timeout)
                 reported = added(Tally(reports=of_rank) for of_rank in exchange.all_gather(dict(reported.reports)))
         if not items:
             raise Misuse(mistakes.NOTHING_TO_EVALUATE)
-        return EvaluationLoss(Tally(total, count).mean, reported.report_means)
+        means = reported.report_means
+        return EvaluationLoss(Tally(total, count).mean + sum(means.get(name, 0.0) for name in with_counts), means)
 
     def predictor(self) -> Callable[[Any], Any]:
         """Returns a function from a batch to the outputs of the last stage, on the CPU, on every rank of the copy; if

@@ -3,7 +3,7 @@
 import math
 import numbers
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -350,7 +350,8 @@ _LIKE = attrgetter("shape", "dtype", "device", "__class__")
 class LossOutput:
     """The output of a stage that feeds no other: the ``loss``, which is a sum and a count if ``counted``. ``trains``
     says that some weight needs its gradient. If several stages have a loss, the last one ``counts_items``, or by
-    ``absence`` the last one that a micro-batch has; and each reports its own as ``name``.
+    ``absence`` the last one that a micro-batch has; and each reports its own as ``name``. One with a count is then
+    multiplied by its entry in ``factors``, which makes a sum a term of a mean over micro-batches.
     """
 
     loss: Callable[[Any, Any], Loss]
@@ -364,6 +365,7 @@ class LossOutput:
     name: str = ""
     stage: int = 0
     absence: Absence | None = None
+    factors: Mapping[int, float] | None = None
     after: ClassVar[None] = None
     _with_graph: set[int] = field(default_factory=set)  # updates of which a loss has a graph
     _losses: defaultdict[int, dict[int, tuple[Numbers, bool]]] = field(default_factory=lambda: defaultdict(dict))
@@ -380,7 +382,7 @@ class LossOutput:
             value, count = self.loss(output, target), None
             if type(value) is not torch.Tensor:
                 value, count = as_pair(value)
-            if (count is not None) != self.counted:
+            if (count is not None) != (self.counted or self.factors is not None):
                 raise BadModel(mistakes.LOSS_COUNTS_AT_TIMES)
             later, number = divmod(micro, self.numbering.passes)
             update = self.numbering.first + later
@@ -392,7 +394,7 @@ class LossOutput:
             if value.requires_grad:
                 self._with_graph.add(update)
                 roots.append(value)
-            if count is not None:
+            if self.counted and count is not None:
                 self._counts[micro] = count.clone()  # a later call of the loss may write it
         return (), tuple(roots)
 
@@ -404,12 +406,16 @@ class LossOutput:
             self._counts.pop(micro, None)
 
     def gradients(self, roots: Sequence[Any], _received: Tensors) -> Tensors:
-        """Returns ``share`` times ``scale`` as the gradient of the root, the loss of a micro-batch, if there is one."""
+        """Returns ``share`` times ``scale``, and the factor of the loss, as the gradient of the root, the loss of a
+        micro-batch, if there is one.
+        """
         if not roots:
             return ()
         # The tensor is made again where it would differ from the last one, or that was written.
         (loss,) = roots
         factor, (seed, like, made_with, version) = self.share * self.scale, self._last_seed
+        if self.factors is not None:
+            factor *= self.factors[self.stage]
         is_known = seed is not None and factor == made_with and version == seed._version and _LIKE(loss) == like
         if seed is None or not is_known or type(loss) is not torch.Tensor:
             seed = torch.full_like(loss, factor, requires_grad=False)
@@ -430,14 +436,15 @@ class LossOutput:
         total = items = counted_items = 0.0
         for read, is_counted in self._losses.pop(update, {}).values():
             value, *count = read()
-            items_of_loss = count[0] if self.counted else 1.0
+            items_of_loss = count[0] if count else 1.0
             total, items = total + value, items + items_of_loss
-            counted_items += items_of_loss if is_counted else 0.0
+            if is_counted:
+                counted_items += items_of_loss if self.factors is None else 1.0
         if self.trains and items and update not in self._with_graph:
             raise BadModel(mistakes.LOSS_HAS_NO_GRADIENT)
         self._with_graph.discard(update)
         reports = {self.name: (total, items)} if self.name and items else {}
-        return Tally(total, counted_items, reports=reports)
+        return Tally(total if self.factors is None else total * self.factors[self.stage], counted_items, reports=reports)
 
 
 StageOutput = SendOutput | LossOutput

@@ -1,5 +1,8 @@
-"""Inputs that micro-batches lack: before an update the ranks agree on the stages without a part in each micro-batch."""
+"""What the data of an update decide, on which the ranks agree before it: the stages without a part in a micro-batch, as
+it has no input for them, and the counts by which several losses are divided.
+"""
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -7,12 +10,17 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from chimera_runtime.blame import UserCode
 from chimera_runtime.data.feed import Feed
+from chimera_runtime.errors import FAILED
 from chimera_runtime.errors import data as mistakes
+from chimera_runtime.errors.stage import count_is_impossible
 from chimera_runtime.program.job import Job
 from chimera_runtime.program.numbering import Round
 from chimera_runtime.program.rank_facts import RankFacts, spread
 from chimera_runtime.start.assemble import RankContext
+
+_COUNTING = UserCode("the count of a loss", FAILED)
 
 
 def agree_on_absence(context: RankContext, update: int, rounds: Sequence[Sequence[Round]] = ()) -> None:
@@ -55,6 +63,49 @@ def agree_on_absence(context: RankContext, update: int, rounds: Sequence[Sequenc
     here = lacking[control.place.copy]
     absence.by_data = here if any(here) else ()
     absence.is_felt = bool(job.lacking) or any(map(any, lacking))
+
+
+def agree_on_counts(context: RankContext, update: int, rounds: Sequence[Sequence[Round]] = ()) -> None:
+    """Adds up the counts of the losses of an update, where several stages compute one, for `RankContext.loss_factors`.
+    Every rank calls it before the update, after `agree_on_absence`, whose ``rounds`` these are.
+
+    A micro-batch that lacks the stage of a loss counts 0 for it. Raises `BadModel`, on all ranks, if a sum of counts is
+    negative or not finite.
+    """
+    job, absence, source = context.world.job, context.absence, context.source
+    if not context.counts or source is None:
+        return
+    control, sinks = context.world.control_group, [*context.counts]
+    rounds = rounds or [(Round(job.micro_batches),)] * control.place.copies
+    programs = {job.micro_batches: (job, context.facts), **context.programs}
+    numbers = [of_copy[-1].stop for of_copy in rounds]
+    counts = torch.zeros(control.place.copies, max(numbers) * job.parts, len(sinks), dtype=torch.float64)
+    for each in rounds[control.place.copy] if numbers[control.place.copy] else ():
+        facts = programs[each.number][1]
+        if isinstance(source, Feed):
+            source.start = each.start
+        if absence is not None:
+            absence.start = each.start * job.parts
+        for micro in (micro * job.parts + part for micro in spread(facts.targets) for part in range(job.parts)):
+            target, here = source.target(update, micro), counts[control.place.copy, each.start * job.parts + micro]
+            for place, stage in enumerate(sinks):
+                if stage in facts.stages and (absence is None or absence.has(micro, stage)):
+                    here[place] = count_of(context.counts[stage], job.of_end(target, stage, job.sinks))
+    # Pipes may share the targets of a micro-batch: what several ranks have counted is the same.
+    control.reduce(counts, "for the counts of losses", dist.ReduceOp.MAX)
+    for stage, count in zip(sinks, counts.sum((0, 1)).tolist(), strict=True):
+        if not 0 <= count < math.inf:
+            raise count_is_impossible(stage=job.stage_name(stage), count=count)
+        context.loss_factors[stage] = sum(numbers) * job.parts / count if count else 0.0
+
+
+def count_of(function: Callable[[Any], Any], target: Any) -> float:
+    """Returns the count of a target, infinite if it is no possible count, and 0 of a target that is not there."""
+    if target is None:
+        return 0.0
+    with _COUNTING:
+        count = float(function(target))
+    return count if count >= 0 else math.inf
 
 
 def inputs_here(job: Job, facts: RankFacts, input_of: Callable[[int], Any]) -> torch.Tensor:

@@ -216,6 +216,18 @@ class RankContext:
         """Whether the loss is a sum and a count."""
         return self.probed.expected_count is not None
 
+    @cached_property
+    def counts(self) -> Mapping[int, Callable[[Any], Any]]:
+        """Functions that return the counts of targets, by the stage that computes the loss, if several stages do."""
+        job = self.world.job
+        losses = {sink: self.model.of_sink(job.end_name(sink)).loss for sink in job.sinks if len(job.sinks) > 1}
+        return {sink: loss.count for sink, loss in losses.items() if isinstance(loss, CountedLoss)}
+
+    @cached_property
+    def loss_factors(self) -> dict[int, float]:
+        """By what the losses of `counts` are multiplied in the update under way: `agree_on_counts`."""
+        return dict.fromkeys(self.counts, 1.0)
+
     @property
     def may_lack_input(self) -> bool:
         """Whether inputs are dicts by source, of which entries may lack."""
@@ -483,6 +495,7 @@ def assemble(
             name=loss_name(name) if len(job.sinks) > 1 else "",
             stage=number,
             absence=context.absence,
+            factors=context.loss_factors if number in context.counts else None,
         )
 
     def weights_of(trained: list[torch.nn.Parameter]) -> Weights:

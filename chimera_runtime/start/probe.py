@@ -52,7 +52,7 @@ from chimera_runtime.values.boundary import (
     with_shared,
 )
 from chimera_runtime.values.byte_text import byte_text
-from chimera_runtime.values.losses import expected_count, loss_name
+from chimera_runtime.values.losses import CountedLoss, expected_count, loss_name
 from chimera_runtime.values.mesh_tensors import rest
 from chimera_runtime.values.nested import (
     Tensors,
@@ -320,27 +320,30 @@ class _Probe:
             raise mistakes.no_stage_takes_keyword(name=unknown[0])
 
     def count(self) -> float | None:
-        """Returns the mean count of the loss of a slice, None if ``loss`` returns no counts."""
-        *others, last = self._job.sinks
+        """Returns the mean count of the loss of a slice; None if ``loss`` returns no counts, or they are known before
+        an update, as those of several losses are.
+        """
+        job = self._job
 
-        def has_counts(stage: int) -> bool:
-            return any(probed.count is not None for probed in self._probed[stage])
-
-        def mean() -> float | None:
-            counts = [probed.count for probed in self._probed[last] if probed.count is not None]
-            if self._job.lengths and not (counts or others):
-                raise Misuse(mistakes.MEAN_OF_UNEQUAL_SLICES)
+        def mean(stage: int) -> float | None:
+            counts = [probed.count for probed in self._probed[stage] if probed.count is not None]
             return sum(counts) / len(counts) if counts else None
 
-        count: float | None = self.chain.of_stage("count", last, mean)
-        for stage in others:
-            if (
-                count is not None
-                or self._job.lengths
-                or self.chain.of_stage("count", stage, partial(has_counts, stage))
-            ):
-                raise Misuse(mistakes.SEVERAL_LOSSES_WITH_COUNTS)
-        return count
+        of_sinks = {stage: self.chain.of_stage("count", stage, partial(mean, stage)) for stage in job.sinks}
+        if len(of_sinks) == 1:
+            (count,) = of_sinks.values()
+            if job.lengths and count is None:
+                raise Misuse(mistakes.MEAN_OF_UNEQUAL_SLICES)
+            return count
+        for stage, count in of_sinks.items():
+            name = job.end_name(stage)
+            if count is None and job.lengths:
+                raise mistakes.several_means_of_unequal_slices(name=name)
+            if count is not None and not isinstance(self.model.of_sink(name).loss, CountedLoss):
+                raise mistakes.count_is_known_too_late(name=name)
+            if count is not None and job.period:
+                raise mistakes.counts_without_flush(name=name, scheme=job.name)
+        return None
 
     def bent(self) -> tuple[int, ...]:
         """Returns the stages whose backward is not linear."""

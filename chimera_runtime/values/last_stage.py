@@ -6,6 +6,8 @@ from typing import Any, Self
 
 import torch
 
+from chimera_runtime.values.losses import CountedLoss
+
 LOSS = ".loss"
 """Name of the loss in a `LastStage`. No child of a module may have a point in its name: no part of a stage has this."""
 
@@ -13,11 +15,14 @@ _PREFIX = f"{LOSS}."
 
 
 def modules_in(loss: Any) -> list[torch.nn.Module]:
-    """The module that a loss is, or of which it is a method; of a partial also those that are its arguments."""
+    """The module that a loss is, or of which it is a method; of a partial also those that are its arguments,
+    and of a `CountedLoss` those of its sum."""
     if isinstance(loss, torch.nn.Module):
         return [loss]
     if isinstance(loss, partial):
         return [module for part in (loss.func, *loss.args, *loss.keywords.values()) for module in modules_in(part)]
+    if isinstance(loss, CountedLoss):
+        return modules_in(loss.total)
     owner = getattr(loss, "__self__", None)
     return [owner] if isinstance(owner, torch.nn.Module) else []
 

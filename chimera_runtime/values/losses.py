@@ -1,7 +1,7 @@
 """Losses of an update, added up over micro-batches and ranks: each is a mean, or a sum and a count."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +11,30 @@ from chimera_runtime.errors import stage as mistakes
 
 Loss = Any
 """Result of ``loss``: a tensor of one number, the mean over a micro-batch, or a pair of a sum and a count."""
+
+
+@dataclass(frozen=True)
+class CountedLoss:
+    """A loss that is a sum and a count, of which the count follows from the target alone, as a number of tokens does.
+
+    It is called as a function ``loss`` that returns both. Where several stages compute a loss, one that is divided by a
+    count must be of this class: a stage before two of them gets the sum of their gradients, so each is divided by its
+    own count from the start. The ranks add up the counts of an update before it begins.
+
+    Parameters
+    ----------
+    total
+        Function of output and target that returns the sum over a micro-batch, a tensor of one number.
+    count
+        Function of a target, as the data have it, that returns the count: a number, or a tensor of one number.
+    """
+
+    total: Callable[[Any, Any], torch.Tensor]
+    count: Callable[[Any], Any]
+
+    def __call__(self, output: Any, target: Any) -> Loss:
+        """Returns the sum and the count."""
+        return self.total(output, target), self.count(target)
 
 
 @dataclass(frozen=True)
