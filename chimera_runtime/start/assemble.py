@@ -52,10 +52,8 @@ from chimera_runtime.values.nested import generators_kept, to_device
 _INPUT, _TARGET, _KEYWORDS = range(3)
 
 
-def needed_inputs(job: Job, facts: RankFacts, *, takes_keywords: bool, reads_shapes: bool) -> Uses:
-    """Returns, for each micro-batch that a worker uses, the parts that it uses: input, target, keyword arguments. With
-    ``reads_shapes`` it looks at input and keyword arguments of the first micro-batch, too.
-    """
+def needed_inputs(job: Job, facts: RankFacts, *, takes_keywords: bool) -> Uses:
+    """Returns, for each micro-batch that a worker uses, the parts that it uses: input, target, keyword arguments."""
     parts: defaultdict[int, set[int]] = defaultdict(set)
     for part, runs in ((_INPUT, facts.inputs), (_TARGET, facts.targets)):
         for micro in spread(runs):
@@ -63,8 +61,6 @@ def needed_inputs(job: Job, facts: RankFacts, *, takes_keywords: bool, reads_sha
     if takes_keywords:
         for micro in range(job.micro_batches):
             parts[micro].add(_KEYWORDS)
-    if reads_shapes:
-        parts[0] |= {_INPUT, _KEYWORDS}
     return {micro: frozenset(parts[micro]) for micro in sorted(parts)}
 
 
@@ -72,7 +68,7 @@ def needed_inputs(job: Job, facts: RankFacts, *, takes_keywords: bool, reads_sha
 class LoaderMaker:
     """Makes the loaders of a pipeline; every rank makes the same ones, in the same order.
 
-    If updates are ``varying`` in shape, every rank looks at each mini-batch. ``seed`` is that of loaders without one.
+    ``seed`` is that of loaders without one.
     """
 
     control_group: ControlGroup
@@ -82,7 +78,6 @@ class LoaderMaker:
     _: KW_ONLY
     workers: Iterable[RankFacts]
     traits: Sequence[Traits]
-    varying: bool
     seed: int
     _messages: Messages = field(default_factory=Messages, init=False)
     _made: int = field(default=0, init=False)
@@ -91,12 +86,7 @@ class LoaderMaker:
     @cached_property
     def _needed(self) -> list[Uses]:
         return [
-            needed_inputs(
-                self.job,
-                facts,
-                takes_keywords=any(self.traits[stage].keywords for stage in facts.stages),
-                reads_shapes=self.varying,
-            )
+            needed_inputs(self.job, facts, takes_keywords=any(self.traits[stage].keywords for stage in facts.stages))
             for facts in self.workers
         ]
 
