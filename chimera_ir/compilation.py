@@ -433,7 +433,7 @@ class Compilation:
         Examples
         --------
         >>> import chimera_ir, tempfile
-        >>> *fewer, most = (chimera_ir.compile("dapple", D=2, N=n) for n in (2, 3, 4))
+        >>> *fewer, most = (chimera_ir.compile("chimera", D=2, N=n) for n in (2, 3, 4))
         >>> with tempfile.TemporaryDirectory() as directory:
         ...     most.write(directory, fewer)
         ...     print(*sorted(path.name for path in Path(directory).glob("n*")))

@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Protocol
 
-from chimera_ir.codegen.facts import with_numbers
+from chimera_ir.codegen.facts import Facts, with_numbers
 from chimera_ir.errors import ProgramsDiffer
 from chimera_ir.ir.levels import Header
 from chimera_ir.ir.ops import Micro, Stage
@@ -36,29 +36,46 @@ def joined(largest: Compiled, others: Iterable[Compiled]) -> dict[str, str]:
     Every one of ``others`` is asked for when the one before it is done. Raises `ProgramsDiffer` for one that has as
     many micro-batches as another one, or more than ``largest``, or differs in anything else.
     """
-    of_number = {(most := largest.header.whole_micro_batches): largest.files}
+    folders, digests = dict[int, Mapping[str, str]](), dict[int, str]()
+    most, needed = largest.header.whole_micro_batches, json.loads(largest.files[FACTS])
     for other in others:
         number = other.header.whole_micro_batches
-        if number in of_number:
+        if number in (most, *folders):
             raise ProgramsDiffer(f"there are two programs for {number} micro-batches: {other.header.title} is one")
-        _require_alike(other.header, largest.header)
-        of_number[number] = other.files
-    folders = {number: of_number[number] for number in sorted(of_number) if number != most}
+        require_alike(other.header, largest.header)
+        require_prepared(other.header, facts := json.loads(other.files[FACTS]), largest.header, needed)
+        digests[number], kept = facts["program"], other.files.items()
+        folders[number] = {f"n{number}/{path}": text for path, text in kept if not path.startswith(_AT_THE_TOP)}
     files = dict[str, str]()
     for name, text in largest.files.items():
         if name == FACTS and folders:
-            for number, of_folder in folders.items():
-                kept = {path: inside for path, inside in of_folder.items() if not path.startswith(_AT_THE_TOP)}
-                files |= {f"n{number}/{path}": inside for path, inside in kept.items()}
-            digests = {str(number): json.loads(of_folder[FACTS])["program"] for number, of_folder in folders.items()}
-            files[name] = with_numbers(text, digests)
+            for number in sorted(folders):
+                files |= folders[number]
+            files[name] = with_numbers(text, {str(number): digests[number] for number in sorted(digests)})
         else:
             files[name] = text
     return files
 
 
-def _require_alike(header: Header, largest: Header) -> None:
-    """Raises `ProgramsDiffer` if programs differ in what a rank fixes when it starts."""
+_OF_LARGEST = {
+    "kinds": "the kinds of operations",
+    "grouped": "the stages with operations over several micro-batches",
+    "split_backward": "the stages with backwards in two halves",
+    "moving": "the stages whose activations move to the host",
+    "moving_operands": "the stages that move what is kept between the halves of a backward",
+}
+"""Facts of program.json by which a rank prepares its stages; in the largest program they are those of all."""
+
+
+def require_prepared(header: Header, facts: Facts, largest: Header, of_largest: Facts) -> None:
+    """Raises `ProgramsDiffer` if stages are not prepared for a program by the entries `used_by` of the largest one."""
+    for name, words in _OF_LARGEST.items():
+        if not {*facts.get(name, ())} <= {*of_largest.get(name, ())}:
+            raise _differing(header, largest, words)
+
+
+def require_alike(header: Header, largest: Header) -> None:
+    """Raises `ProgramsDiffer` if headers differ in what a rank fixes when it starts, or the order of their numbers."""
     for each in (largest, header):
         if each.asynchronous:
             raise ProgramsDiffer(
@@ -69,8 +86,12 @@ def _require_alike(header: Header, largest: Header) -> None:
     micros = range(min(header.micro_batches, largest.micro_batches))
     ours, others = _facts(header, micros), _facts(largest, micros)
     if differing := [name for name, value in ours.items() if value != others[name]]:
-        both = f"{header.title} and {largest.title} differ in {differing[0]}"
-        raise ProgramsDiffer(f"{both}; programs in one directory differ in the number of micro-batches alone")
+        raise _differing(header, largest, differing[0])
+
+
+def _differing(header: Header, largest: Header, what: str) -> ProgramsDiffer:
+    both = f"{header.title} and {largest.title} differ in {what}"
+    return ProgramsDiffer(f"{both}; programs in one directory differ in the number of micro-batches alone")
 
 
 def _facts(header: Header, micros: range) -> dict[str, object]:

@@ -131,6 +131,8 @@ class Pipeline:
     items, micro_batches, copies
         B*N*W, the items of a mini-batch over all copies; N, the micro-batches of a step; W, the pipelines' copies. If
         there are programs for several N, these are of the largest.
+    items_used
+        The number of items of all copies in the steps so far, without those before a loaded checkpoint.
     numbers
         The numbers N of micro-batches for which there are programs, ascending.
     copy, worker, first_rank
@@ -197,7 +199,9 @@ class Pipeline:
         # A context for calls: an error inside names the rank and its worker.
         located = self._located = located_at(world, facts, explains=hooks.explains)
         self.micro_batches, self.items = job.micro_batches, size * job.micro_batches * place.copies
-        self.numbers, self._has_rounds = (*compiled.programs,), False  # whether an update had several, which is said
+        self.items_used = 0
+        self._programs, self._has_rounds = compiled.programs, False  # whether an update had several, which is said
+        self.numbers = (*self._programs,)
         self.copies, self.copy, self.worker = place.copies, place.copy, place.worker
         self.first_rank = control.members[0]
         # The model: modules with equal weights on all replicas, and what they do with the example.
@@ -259,7 +263,12 @@ class Pipeline:
         )
         # Everything between updates: loaders, forwards alone, checkpoints.
         self._loaders = LoaderMaker(
-            control, job, located, self._feed, workers=compiled.ranks, traits=probed.traits, seed=seed
+            control,
+            {number: (program.job, program.ranks) for number, program in compiled.programs.items()},
+            located,
+            self._feed,
+            traits=probed.traits,
+            seed=seed,
         )
         self.needs = frozenset(self._loaders.needed)
         self._inference = Inference(context, stages, size, located, self._varying, self._feed.cut_slice)
@@ -339,6 +348,7 @@ class Pipeline:
         else:
             self._feed.put_micro_batches(update, micro_batches)
         rounds = self._agree_on_numbers(update) if self.job.numbers else ()
+        total = sum(of_copy[-1].stop for of_copy in rounds) or self.micro_batches * self.copies
         shapes = self._agree_on_shapes(self._feed, update, rounds)
         self._agree_on_absence(update, rounds)
         self._updates.prepare(accumulate, scaler)
@@ -348,6 +358,7 @@ class Pipeline:
             with self._located, self._context.probed.generators_kept(), self._range(f"update {update}"):
                 if self._varying is not None and shapes is not None:
                     self._varying.begin(shapes)  # new shapes: runs forwards, on all ranks of the copy
+                self.items_used += self._feed.size * total
                 return self._updates.run_update()
         except PeerLost:
             self._outcomes.explain()  # the lost rank may have stopped because it saw that ranks differ
@@ -481,6 +492,7 @@ class Pipeline:
         *,
         shuffle: bool = False,
         sampler: Iterable[Any] | None = None,
+        batch_sampler: Iterable[Any] | None = None,
         seed: int | None = None,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         drop_last: bool = True,
@@ -492,12 +504,20 @@ class Pipeline:
         """Returns the dataset as mini-batches for `step` and `evaluate`; this rank loads only the items that it uses.
 
         Every rank makes it, with the same arguments. Item j of a mini-batch, the next B*N*W items, goes to copy
-        j // (B*N) and to micro-batch (j // B) % N. Each rank that uses any item reads the whole of an iterable dataset.
+        j // (B*N) and to micro-batch (j // B) % N. With a ``batch_sampler`` a mini-batch has any number of items. Each
+        rank that uses any item reads the whole of an iterable dataset.
         Parameters are those of `Loader`; Misuse is raised if they do not go together.
         """
         workers = DataWorkers(num_workers, prefetch_factor, multiprocessing_context, pin_memory)
         return self._loaders.make(
-            dataset, workers, shuffle=shuffle, sampler=sampler, seed=seed, collate_fn=collate_fn, drop_last=drop_last
+            dataset,
+            workers,
+            shuffle=shuffle,
+            sampler=sampler,
+            batch_sampler=batch_sampler,
+            seed=seed,
+            collate_fn=collate_fn,
+            drop_last=drop_last,
         )
 
     # ---- checks, checkpoints and files of weights
@@ -507,9 +527,11 @@ class Pipeline:
         batch: Pair | Callable[[int], Pair] | Batches | CutBatch | None = None,
         *,
         micro_batches: Sequence[Pair] | None = None,
+        number: int | None = None,
     ) -> str:
         """Compares some updates on a mini-batch with the same in one process; returns a report, the same on all ranks.
 
+        All copies have as many micro-batches, and there is a program for them.
         The comparison is that of ``train.py --check``: gradients, weights after steps of its own, losses, and replicas
         bit by bit. Parameters, gradients, buffers and random generators are as before afterwards; the updates of a
         stream that are under way are completed first. Every rank calls it; arguments are those of `step`. Rank 0 builds
@@ -519,9 +541,17 @@ class Pipeline:
         Raises Misuse, on all ranks, if the mini-batch does not fit or rank 0 cannot build the model.
         """
         self._finish()
-        feed = self._on_all_ranks(lambda: self._checked_feed(batch, micro_batches))
+        feed = self._on_all_ranks(lambda: self._checked_feed(batch, micro_batches, number))
         context = self._context
-        shapes = self._agree_on_shapes(feed, 0, ())
+        rounds: list[tuple[Round, ...]] = []
+        if self.job.numbers:
+            with self._located.for_loader():
+                numbers = agree_on_numbers(self._world.control_group, feed.number(0))
+                context = self._context_of(numbers)
+            feed.job = context.world.job
+            feed.set_number(0, feed.job.micro_batches)
+            rounds = [(Round(number),) for number in numbers]
+        shapes = self._agree_on_shapes(feed, 0, rounds)
         if self._varying is not None and shapes is not None:
             with self._located, context.probed.generators_kept():
                 self._varying.begin(shapes)
@@ -540,7 +570,18 @@ class Pipeline:
             answers=self._check_answers(),
         )
 
-    def _checked_feed(self, batch: Any, micro_batches: Sequence[Pair] | None) -> Feed:
+    def _context_of(self, numbers: Sequence[int]) -> RankContext:
+        """The context of the program for so many micro-batches on each copy. Raises `Misuse` if there is none."""
+        number, context = numbers[0], self._context
+        if {*numbers} != {number} or number not in self._programs:
+            raise mistakes.check_has_no_program(copies=numbers, numbers=self.numbers)
+        if number == self.micro_batches:
+            return context
+        program = self._programs[number]
+        world = replace(context.world, job=program.job)
+        return replace(context, world=world, script=program.script(self.worker), facts=program.ranks[self.worker])
+
+    def _checked_feed(self, batch: Any, micro_batches: Sequence[Pair] | None, number: int | None) -> Feed:
         """Returns a feed that has a mini-batch as update 0. Raises `Misuse` if it does not fit."""
         if (batch is None) == (micro_batches is None):
             raise Misuse(CHECK_TAKES_ONE_OF_TWO)
@@ -552,7 +593,7 @@ class Pipeline:
         feed = Feed(self.job, self._feed.size, self.copy, self._feed.names, self._feed.cut_slice)
         feed.varies = feed.keeps = self._varying is not None
         if micro_batches is None:
-            feed.put(0, batch)
+            feed.put(0, batch, number)
         else:
             feed.put_micro_batches(0, micro_batches)
         return feed

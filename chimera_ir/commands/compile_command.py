@@ -36,7 +36,7 @@ from chimera_ir.commands.cost_options import (
     PAGE,
     option,
     options_named,
-    parse_numbers,
+    parse_shares,
     refuse_page,
     scheme_named,
     write_page,
@@ -117,7 +117,8 @@ compiling = all_of(
 @click.argument("scheme", required=False, metavar="SCHEME", shell_complete=completion.schemes)
 @setting(
     listed_values,
-    "Set a parameter, as NAME=VALUE alone does. NAME=V,V,.. prints a table and writes nothing.",
+    "Set a parameter, as NAME=VALUE alone does. NAME=V,V,.. or NAME=FIRST..LAST (both included) prints a table and, "
+    "with --out, writes the programs for all these numbers of micro-batches into one directory.",
     texts=True,
 )
 @compiling
@@ -144,7 +145,7 @@ compiling = all_of(
 )
 @click.option(
     "--numbers",
-    callback=parse_numbers,
+    callback=parse_shares,
     metavar="N:SHARE,..",
     help="Print means over updates of which these shares have so many micro-batches, each in the table: 8:0.5,12:0.5.",
 )
@@ -277,11 +278,11 @@ def _write_several(
     try:
         with progress.shown(is_quiet()) as tell:
             with option_errors(source):
-                first = {name: numbers[0] for name, numbers in values.items()}
+                first = {name: listing[0] for name, listing in values.items()}
                 requests = sizes(Options(**options).request(source, first, as_written), values)
             *others, most = sorted(requests, key=number)
             largest = finished(most)
-            # One after the other, so that no more than two compilations are kept at a time.
+            # One after the other: a compilation is dropped when its files are there.
             files = joined(largest, map(finished, map(like_largest, others)))
     finally:
         _say(dict.fromkeys(blocks(warnings, source, colored(sys.stderr))))
@@ -294,7 +295,7 @@ def _write_several(
         write_json({"directory": str(out), "run": line, "reports": as_entries(sweep), **means})
     else:
         report(shown(sweep, TableForm.TEXT, expected))
-        programs = f", a program for each of {counted(len(rows), 'number')} of micro-batches"
+        programs = f", with programs for {counted(len(rows), 'number')} of micro-batches"
         report(f"{_wrote(out, programs)}: run it with\n  {line} --check\n")
     if unfit:
         click.echo(f"{listed(unfit)}: the memory of the cluster's workers is too small", err=True)
@@ -396,7 +397,7 @@ def _sweep(
     source = _text(scheme, options)
     warnings: list[Diagnostic] = []
     with option_errors(source), progress.shown(is_quiet()) as tell:
-        first = {name: numbers[0] for name, numbers in values.items()}
+        first = {name: listing[0] for name, listing in values.items()}
         sweep = swept(Options(**options).request(source, first, as_written), values, warnings.append, tell)
     _say(dict.fromkeys(blocks(warnings, source, colored(sys.stderr))))
     with option_errors(source):

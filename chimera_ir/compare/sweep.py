@@ -134,9 +134,9 @@ class Sweep:
         Examples
         --------
         >>> import chimera_ir
-        >>> means = chimera_ir.sweep("dapple", D=4, N=[8, 16]).expected({8: 3, 16: 1})
+        >>> means = chimera_ir.sweep("chimera", D=4, N=[8, 16]).expected({8: 3, 16: 1})
         >>> means.makespan, means.micro_batches, means.makespan / means.micro_batches
-        (Fraction(39, 1), Fraction(10, 1), Fraction(39, 10))
+        (Fraction(37, 1), Fraction(10, 1), Fraction(37, 10))
         """
         weights, chosen = list[Fraction](), list[tuple[Report, float | None]]()
         for count, share in shares.items():
@@ -211,7 +211,7 @@ class Expected:
         if self.seconds is not None:
             of_each = seconds(self.seconds / float(each))
             times.append(f"T by replay {seconds(self.seconds)} ({of_each} for each micro-batch)")
-        return f"expected of updates with these numbers of micro-batches: {updates}: {', '.join(times)}"
+        return f"expected if N is {updates} of updates: {', '.join(times)}"
 
     def as_json(self) -> dict[str, object]:
         """The means as plain values."""

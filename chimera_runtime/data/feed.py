@@ -146,16 +146,18 @@ class Feed(MicroBatchSource):
         self._cut[update] = {}
         self._kept.pop(update, None)
         if isinstance(batch, MiniBatch):
-            count = -(-batch.items // self.size)
-            if not self.varies or (count != self.job.micro_batches and not self.job.numbers):
+            if not self.job.numbers and not (self.varies and batch.number == self.job.micro_batches):
                 batch.require_whole()
-            self._numbers[update] = count
+            if batch.items % self.size and not self.varies:
+                raise mistakes.items_fill_no_micro_batch(name="a mini-batch", items=batch.items, size=self.size)
             self._facts[update] = {POSITION: position(batch.position)}
         if callable(batch) or isinstance(batch, Batches | CutBatch):
             if isinstance(batch, CutBatch):
                 for micro, triple in enumerate(batch.triples):
                     require_no_graph(triple, f"micro-batch {micro}")
                 self._numbers[update] = len(batch.triples) // self.job.parts
+            if isinstance(batch, MiniBatch):
+                self._numbers[update] = batch.number
             self._pairs[update] = batch
         else:
             triple = as_triple(batch, "a batch", self.names)

@@ -178,6 +178,11 @@ no_mini_batch_begins_there = Misuse.worded(
     "does"
 )
 
+no_batch_of_sampler_begins_there = Misuse.worded(
+    "training was at item {items} of epoch {epoch}, and no mini-batch of the batch sampler begins there: give it the "
+    "mini-batches that it gave then"
+)
+
 # Items of a dataset and micro-batches of them.
 
 keyword_argument_is_in_one = Misuse.worded(
@@ -288,6 +293,12 @@ def all_of_step(size: int, micro_batches: int) -> str:
 
 
 # Numbers of micro-batches that differ from update to update.
+
+BATCH_OF_SAMPLER_IS_EMPTY = "a mini-batch of the batch sampler has no items"
+BATCH_SAMPLER_NEEDS_NUMBERS = (
+    "a batch sampler gives mini-batches of any number of items, and there is a program for one number of micro-batches "
+    "alone: compile with several, such as N=1..16"
+)
 
 NO_MICRO_BATCHES = "no copy has a micro-batch in this step: give at least one copy an item"
 numbers_differ = RanksDiffer.worded(

@@ -228,6 +228,11 @@ def facts_differ(where: str, complaints: Iterable[str], advice: Iterable[str]) -
 
 
 SAMPLER_AND_SHUFFLE = "a sampler decides the order: leave shuffle=True out"
+check_has_no_program = Misuse.worded(
+    "a check compares one program, and there is none for {copies:and} micro-batches of the copies: give each as "
+    "many as one of {numbers:list}"
+)
+TWO_SAMPLERS = "a batch sampler decides the order and the mini-batches: leave sampler= out"
 SAMPLER_OF_ONE_RANK = "the sampler gives every rank other items, and so does the loader: use shuffle=True instead"
 stages_are_refused = Misuse.worded("{complaint}")
 """An error of `inventory`, with one of the complaints below or of ``errors.model``."""
@@ -355,7 +360,7 @@ tensor_is_larger_than_example = Misuse.worded(
     "a tensor of {name} is {here}, and the example's is {in_example}: make the pipeline with an example of the "
     "largest shapes that are to come"
 )
-as_in_others = worded("others of its tensors have {items}")
+as_in_others = worded("others of its tensors have {items:item}")
 micro_batch_is_empty = Misuse.worded("{name} has no items: give fewer micro-batches")
 is_not_in_one_piece = Misuse.worded(
     "the mini-batch lacks {what}: with varying= every rank gives inputs and keyword arguments of a mini-batch in one "

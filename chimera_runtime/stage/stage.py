@@ -45,7 +45,7 @@ _NOTHING: tuple[Tensors, list[int]] = (), []
 """No tensors and no versions: the value of a micro-batch that a stage does not have."""
 
 
-def _handed_on(value: str) -> Callable[["Stage", Micros], Tensors]:
+def _handed_on(value: str) -> Callable[..., Tensors]:
     """Returns a method that removes and returns what `Stage._hand_on` kept, for the stage ``reader`` if several read
     it. It raises `BadModel` if a tensor was written in the meantime.
     """

@@ -37,7 +37,7 @@ from chimera_runtime.values.nested import Tensors, draw_seed, fresh, leaves, len
 Shape = tuple[int, ...]
 
 Load = Callable[[int, int], Any]
-"""Function (micro-batch, number) that returns the inputs (0), targets (1) or keyword arguments (2) of its first part."""
+"""Function (micro-batch, number) that returns inputs (0), targets (1) or keyword arguments (2) of its first part."""
 
 _SHAPES = "for the shapes of micro-batches"
 _INPUT, _TARGET = 0, 1

@@ -168,7 +168,7 @@ def refused(pipe: Pipeline) -> None:
     with pytest.raises(Misuse, match=rf"micro-batch \d* is \(\d, {too_long}.*, and the example's is \(\d, {longest}"):
         pipe.step(longer.__getitem__)
     empty = [*good[:-1], micro_batch(9, 0, LENGTH)]
-    with pytest.raises(Misuse, match="micro-batch [0-9]* has no items"):
+    with pytest.raises(Misuse, match=r"micro-batch \d* has no items"):
         pipe.step(micro_batches=empty)
     if pipe.first_rank == 0 and dist.get_world_size() > 1:
         words = "the number of items is (3|1) on one and (4|2) on another"
