@@ -435,6 +435,13 @@ GraphNotSupported = NotSupported.worded(
     help=FrozenNotSupported.help,
 )
 
+PlaceNotSupported = NotSupported.worded(
+    "PlaceNotSupported",
+    title="`on` that names the micro-batch where micro-batches go on for ever cannot be compiled yet",
+    reason="each pipe without end has a rhythm of its own, and `on` makes pipes of one",
+    help="place each stage by its number, or write a pipe for each placement",
+)
+
 HalvesNotSupported = NotSupported.worded(
     "HalvesNotSupported",
     title="a count of halves where micro-batches go on for ever cannot be compiled yet",
@@ -469,6 +476,14 @@ class TwoGroups(Diagnostic, code="CH222"):
     group: str
     other_variable: str
     other_group: str
+
+
+class PlacedTwice(InInstance, code="CH224"):
+    meaning = "A pipe with an index whose stages are placed by the micro-batch."
+    title = "the pipe `{instance.pipe}` is one of several, and `on` would make further ones by `{variable}`"
+    label = "by the micro-batch"
+    help = "place the stages by the index of the pipe, or write one pipe without an index"
+    variable: str
 
 
 class SeveralBoth(Diagnostic, code="CH223"):
