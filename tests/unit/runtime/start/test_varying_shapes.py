@@ -83,10 +83,6 @@ def _made(alone: World) -> Any:
         yield varying(world)
 
 
-def shapes(stages: dict[int, Stage]) -> list[Any]:
-    return [[tuple(t.shape) for slot in slots for t in slot] for (slots,) in (stages[1].inputs, stages[0].gradients)]
-
-
 def shapes(stages: dict[int, Stage], micro: int = 0) -> list[Any]:
     """Those of the messages about a micro-batch, or two from it on, into each slot."""
     (inputs,), (gradients,) = stages[1].inputs, stages[0].gradients
