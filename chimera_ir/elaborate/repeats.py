@@ -254,7 +254,7 @@ def lists_of(outline: Outline) -> Lists | None:
         lane.sort(key=itemgetter(0))
         if any(entry.order == later.order for entry, later in pairwise(lane)):
             return None
-    stretches = _together(lanes, header.parts)
+    stretches = _together(lanes, [*places], header.parts)
     if stretches is None:
         return None
     moves = any(part.kind.moves for place in places for part in place.parts)
@@ -345,22 +345,29 @@ def stretches_in(schedule: Schedule) -> list[Stretch] | None:
             parts = [Part(part.kind, pipe, part.stage, first - micro, part.size) for (pipe, first), part in firsts]
             entries.append(Entry(0, places.setdefault(Place(NOWHERE, tuple(parts)), len(places)), micro))
         lanes.append(entries)
-    return _together(lanes, header.parts)
+    return _together(lanes, [*places], header.parts)
 
 
-def _together(lanes: Iterable[Sequence[Entry]], parts: int) -> list[Stretch] | None:
-    by_lane = [_stretch(lane) for lane in lanes]
+def _together(lanes: Iterable[Sequence[Entry]], places: Sequence[Place], parts: int) -> list[Stretch] | None:
+    by_lane = [_stretch(lane, places) for lane in lanes]
     stretches = [stretch for stretch in by_lane if stretch is not None]
     step = lcm(parts, *(stretch.step for stretch in stretches))
     return [stretch.in_turns_of(step) for stretch in stretches] if len(stretches) == len(by_lane) else None
 
 
-def _stretch(lane: Sequence[Entry]) -> Stretch | None:
-    """The longest stretch of a list around one of a few places; None if there is none of several turns."""
+def _stretch(lane: Sequence[Entry], places: Sequence[Place]) -> Stretch | None:
+    """The longest stretch of a list around one of a few places; None if there is none of several turns.
+
+    In a turn each kind of operations of a stage and a pipe gets as many micro-batches further as the others.
+    """
+    work = [sum(part.size for part in places[entry.place].parts) for entry in lane]
+    every = {part[:3] for place in {entry.place for entry in lane} for part in places[place].parts}
     best: Stretch | None = None
     for part in (4, 3, 5, 2, 6):
         at = len(lane) * part // 8
         for stretch in _stretches(lane, at):
+            if sum(work[stretch.start : stretch.start + stretch.length]) != stretch.step * len(every):
+                continue
             if best is None or stretch.stop - stretch.start > best.stop - best.start:
                 best = stretch
             if 2 * (best.stop - best.start) > len(lane):
