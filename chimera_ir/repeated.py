@@ -9,7 +9,7 @@ from collections.abc import Hashable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain
+from itertools import chain, pairwise
 from math import lcm
 
 from chimera_ir.codegen.rolling import roll_around
@@ -31,8 +31,11 @@ from chimera_ir.verify.findings import names
 from chimera_ir.verify.insertion import insertion
 from chimera_ir.verify.verify import Checked, Verified, verify_lowered, verify_schedule, verify_turns
 
-_KEPT = ((3, 2), (4, 2), (5, 3), (6, 3), (8, 4), (12, 6), (24, 12), (48, 24))
+_KEPT = ((2, 1), (3, 1), (4, 2), (6, 3), (8, 4), (12, 6), (24, 12), (48, 24))
 """How many turns windows keep, and before how many of the last ones, less one, the others come in."""
+
+_LARGER = 1.03
+"""A window is not tried if the next one is not larger by this factor."""
 
 _MORE = (0, 1, 3, 7, 15, 31, 63, 127, 255)
 """How many turns more the window of the forwards alone keeps, one after the other."""
@@ -65,10 +68,17 @@ class ScheduledWindow:
 def scheduled(outline: Outline, durations: Durations) -> Iterator[ScheduledWindow]:
     """Yields the windows of a scheme whose times settle, up to half as large as itself."""
     lists = lists_of(outline)
-    for kept, back in _KEPT if lists else ():
-        assert lists is not None
+    if lists is None:
+        return
+    step, whole = lists.stretches[0].step * len(lists.header.pipes), lists.header.micro_batches
+    for (kept, back), (following, _) in pairwise((*_KEPT, (2 * lists.turns, 0))):
+        next_size = whole - (lists.turns - following) * step
+        if next_size < _LARGER * (next_size - (following - kept) * step):
+            continue
         window = lists.window(kept, back)
-        if window is None or 2 * len(window.plan.operations) > sum(map(len, lists.lanes)):
+        if window is None:
+            continue
+        if 2 * len(window.plan.operations) > sum(map(len, lists.lanes)):
             return
         schedule = order(window.plan)
         with suppress(KeyError):  # an operation is missing

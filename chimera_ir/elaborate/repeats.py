@@ -14,6 +14,7 @@ turn of a list is a number of operations after which the places repeat, while al
 grown by the same amounts. The window is a plan as the text gives it, with fewer micro-batches.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, compress, pairwise
@@ -142,6 +143,8 @@ class Lists:
         cuts = []
         for lane, stretch in zip(planned, self.stretches, strict=True):
             start = self._cut(stretch, kept, back)
+            if start + stretch.length == len(lane):
+                return None
             cuts.append((lane[start].operation, lane[start + stretch.length].operation))
         plan, step = Plan(header, tuple(chain.from_iterable(planned))), self.stretches[0].step
         return Window(plan, self.header, self.turns - kept, step, tuple(cuts), kept - back + 1, back - 1)
@@ -348,11 +351,25 @@ def stretches_in(schedule: Schedule) -> list[Stretch] | None:
     return _together(lanes, [*places], header.parts)
 
 
-def _together(lanes: Iterable[Sequence[Entry]], places: Sequence[Place], parts: int) -> list[Stretch] | None:
+def _together(lanes: Sequence[Sequence[Entry]], places: Sequence[Place], parts: int) -> list[Stretch] | None:
     by_lane = [_stretch(lane, places) for lane in lanes]
     stretches = [stretch for stretch in by_lane if stretch is not None]
+    if len(stretches) < len(by_lane):
+        return None
     step = lcm(parts, *(stretch.step for stretch in stretches))
-    return [stretch.in_turns_of(step) for stretch in stretches] if len(stretches) == len(by_lane) else None
+    stretches = [stretch.in_turns_of(step) for stretch in stretches]
+    aligned = _aligned(lanes, stretches)
+    turns = [min(stretch.turns for stretch in each) for each in (stretches, aligned)]
+    return aligned if turns[0] == turns[1] else stretches
+
+
+def _aligned(lanes: Sequence[Sequence[Entry]], stretches: Sequence[Stretch]) -> list[Stretch]:
+    """The stretches from the moment on at which the last of them begins: then none waits for what comes after a cut."""
+    latest = max(lane[stretch.start].order for lane, stretch in zip(lanes, stretches, strict=True))
+    starts = [
+        bisect_left(lane, latest, s.start, s.stop, key=itemgetter(0)) for lane, s in zip(lanes, stretches, strict=True)
+    ]
+    return [replace(stretch, start=start) for stretch, start in zip(stretches, starts, strict=True)]
 
 
 def _stretch(lane: Sequence[Entry], places: Sequence[Place]) -> Stretch | None:
