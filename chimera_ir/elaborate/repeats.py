@@ -375,10 +375,11 @@ def _aligned(lanes: Sequence[Sequence[Entry]], stretches: Sequence[Stretch]) -> 
 def _stretch(lane: Sequence[Entry], places: Sequence[Place]) -> Stretch | None:
     """The longest stretch of a list around one of a few places; None if there is none of several turns.
 
-    In a turn each kind of operations of a stage and a pipe gets as many micro-batches further as the others.
+    In a turn the forwards of each stage and pipe get as many micro-batches further as those of any other.
     """
-    work = [sum(part.size for part in places[entry.place].parts) for entry in lane]
-    every = {part[:3] for place in {entry.place for entry in lane} for part in places[place].parts}
+    forwards = [[part for part in place.parts if part.kind.opens] for place in places]
+    work = [sum(part.size for part in forwards[entry.place]) for entry in lane]
+    every = {(part.pipe, part.stage) for place in {entry.place for entry in lane} for part in forwards[place]}
     best: Stretch | None = None
     for part in (4, 3, 5, 2, 6):
         at = len(lane) * part // 8
