@@ -30,7 +30,7 @@ from chimera_runtime.program.job import Job
 from chimera_runtime.ranks.agreement import POSITION, Fact, Key, fact_of, short
 from chimera_runtime.values.boundary import KeywordNames, Whole, borders_in
 from chimera_runtime.values.fingerprint import sampled
-from chimera_runtime.values.nested import Tensors, taken_apart
+from chimera_runtime.values.nested import Tensors, lengths, taken_apart
 from chimera_runtime.values.shared_memory import versions
 
 
@@ -91,6 +91,9 @@ class EvaluationDataFacts:
         return facts
 
 
+UNKNOWN = -1
+"""The number of micro-batches of a mini-batch of which this rank has no tensor."""
+
 Pair = tuple[Any, Any] | Triple
 """A micro-batch: an input and a target, as pytrees, and keyword arguments if there are any."""
 
@@ -101,7 +104,9 @@ _LOADING = UserCode("the function that was given to step", FAILED)
 class Feed(MicroBatchSource):
     """Keeps the mini-batches of this copy that are in use, by their update, and cuts micro-batches from them.
 
-    ``size`` is B. ``names`` are those of keyword arguments, None until the start has found which names the stages take.
+    ``size`` is B. An update has N micro-batches; if there are programs for other ``numbers`` too, it has as many as its
+    mini-batch, and those of a round are counted from ``start`` on. ``names`` are those of keyword arguments, None until
+    the start has found which names the stages take.
     ``require_input`` is called with the number and the inputs of each micro-batch that a function makes. If it
     ``keeps`` what a function makes, the function is called once for each micro-batch, however often that is read.
     """
@@ -112,6 +117,8 @@ class Feed(MicroBatchSource):
     names: KeywordNames | None = None
     cut_slice: CutSlice | None = None
     require_input: Callable[[int, Any], None] = lambda _micro, _inputs: None
+    start: int = 0
+    _numbers: dict[int, int] = field(default_factory=dict)  # of micro-batches, by update
     _pairs: dict[int, Callable[[int], Pair] | Batches | CutBatch | Triple] = field(default_factory=dict)
     _facts: dict[int, dict[Key, Fact]] = field(default_factory=dict)
     _tensors: dict[int, Tensors] = field(default_factory=dict)
@@ -122,36 +129,67 @@ class Feed(MicroBatchSource):
     _checked: tuple[Any, Triple] | None = None
     _has_looked: bool = False  # for borders in a mini-batch
 
-    def put(self, update: int, batch: Any) -> None:
-        """Takes the mini-batch of an update in one of the forms of `Pipeline.step`.
+    def put(self, update: int, batch: Any, number: int | None = None) -> None:
+        """Takes the mini-batch of an update in one of the forms of `Pipeline.step`; ``number`` is that of micro-batches
+        that a function gives.
 
         Raises `Misuse` if it has none of these forms, not B*N items, other keyword arguments, or parts that cannot be
         cut.
         """
+        if number is not None and (not callable(batch) or isinstance(batch, MiniBatch)):
+            raise mistakes.number_is_of_functions(kind=f"a {type(batch).__name__}")
+        self._numbers[update] = self.job.micro_batches if number is None else number
         self._facts.pop(update, None)
         self._tensors.pop(update, None)
         self._cut[update] = {}
         self._kept.pop(update, None)
         if isinstance(batch, MiniBatch):
-            batch.require_whole()
+            if not self.job.numbers:
+                batch.require_whole()
+            elif batch.items % self.size:
+                raise mistakes.items_fill_no_micro_batch(name="a mini-batch", items=batch.items, size=self.size)
             self._facts[update] = {POSITION: position(batch.position)}
         if callable(batch) or isinstance(batch, Batches | CutBatch):
             if isinstance(batch, CutBatch):
                 for micro, triple in enumerate(batch.triples):
                     require_no_graph(triple, f"micro-batch {micro}")
+                self._numbers[update] = len(batch.triples) // self.job.parts
+            if isinstance(batch, MiniBatch):
+                self._numbers[update] = batch.number
             self._pairs[update] = batch
         else:
             triple = as_triple(batch, "a batch", self.names)
             require_no_graph(triple, "a batch")
-            size, count = self.size * self.job.micro_batches, self.job.micro_batches
-            if self.job.micro_batches * self.job.row_parts > 1:
+            count = self._numbers[update] = self._number_in(triple)
+            size = self.size * count
+            if count * self.job.row_parts > 1:
                 require_cut(triple, size, "a batch")
             if self.job.slices > 1:
                 self._parts.require(triple, "a batch")
             require_rows(triple, size, "a batch", mistakes.all_of_step(self.size, count))
             self._pairs[update] = triple
             self._tensors[update] = taken_apart(triple)[0]
-            self._note_facts(update, triple, update % self.job.micro_batches * self.size)
+            if count > 0:
+                self._note_facts(update, triple, update % count * self.size)
+
+    def _number_in(self, triple: Triple) -> int:
+        """The number of micro-batches in a mini-batch of one piece."""
+        if not self.job.numbers:
+            return self.job.micro_batches
+        items = max(lengths(by_item(triple)), default=None)
+        if items is None:  # this rank uses none of it
+            return UNKNOWN
+        if items % self.size:
+            raise mistakes.items_fill_no_micro_batch(name="a batch", items=items, size=self.size)
+        return items // self.size
+
+    def number(self, update: int) -> int:
+        """The number of micro-batches of an update, or `UNKNOWN` where this rank cannot see it."""
+        return self._numbers[update]
+
+    def set_number(self, update: int, number: int) -> None:
+        """Sets the number of micro-batches of an update, on which the ranks have agreed."""
+        self._numbers[update] = number
 
     def put_example(self, example: "Pair | Batches | CutBatch") -> None:
         """Takes the example for the start of a pipeline: a pair, a triple or a whole dataset; errors as in `put`."""
@@ -161,6 +199,7 @@ class Feed(MicroBatchSource):
             triple = as_triple(example, "the example")
             require_no_graph(triple, "the example")
             self._parts.require(triple, "the example")
+        self._numbers[0] = self.job.micro_batches
         self._pairs[0] = example if isinstance(example, Batches | CutBatch) else lambda _micro: example
 
     def remarks_on(self, batch: Any) -> list[str]:
@@ -173,7 +212,7 @@ class Feed(MicroBatchSource):
 
     def put_micro_batches(self, update: int, pairs: Sequence[Pair]) -> None:
         """Takes the micro-batches of an update. Raises `Misuse` if there are not N, or a keyword argument is new."""
-        if len(pairs) != self.job.micro_batches:
+        if len(pairs) != self.job.micro_batches and not self.job.numbers:
             raise mistakes.wrong_number_of_pairs(
                 program=self.job.name, micro_batches=self.job.micro_batches, pairs=len(pairs)
             )
@@ -184,6 +223,7 @@ class Feed(MicroBatchSource):
                 require_no_graph(pair, name)
                 inputs, target, keywords = as_triple(pair, name, self.names if len(pair) == 3 else None)
                 self._require_rows((_unless_empty(inputs), _unless_empty(target), keywords), name)
+        self._numbers[update] = len(pairs)
         self._facts.pop(update, None)
         self._kept.pop(update, None)
         self._pairs[update] = pairs.__getitem__
@@ -196,7 +236,7 @@ class Feed(MicroBatchSource):
 
     def drop(self, update: int) -> None:
         """Frees the mini-batch of an update."""
-        del self._pairs[update]
+        del self._pairs[update], self._numbers[update]
         self._tensors.pop(update, None)
         self._cut.pop(update, None)
         self._kept.pop(update, None)
@@ -233,6 +273,7 @@ class Feed(MicroBatchSource):
         parts = self.job.parts
         later, place = divmod(micro, self.job.micro_batches * parts)
         update += later
+        place += self.start * parts
         uncut, part = divmod(place, parts)
         pairs = self._pairs[update]
         if type(pairs) is not tuple and isinstance(pairs, Batches | CutBatch):
@@ -241,7 +282,7 @@ class Feed(MicroBatchSource):
         if isinstance(pairs, tuple):  # a mini-batch, which was checked when it came
             cut = self._cut[update]
             if number not in cut:
-                cut[number] = micro_batches_of(pairs[number], number, self.size, self.job.micro_batches)
+                cut[number] = micro_batches_of(pairs[number], number, self.size, self._numbers[update])
             value = cut[number][uncut]
         else:
             triple = self._loaded(update, pairs, uncut)
@@ -263,7 +304,7 @@ class Feed(MicroBatchSource):
         require_no_graph(triple, f"micro-batch {micro}")
         self.require_input(micro, triple[0])
         self._parts.require(triple, f"micro-batch {micro}")
-        if micro == update % self.job.micro_batches and update not in self._facts:
+        if micro == update % self._numbers[update] and update not in self._facts:
             self._note_facts(update, triple)
         self._checked = key, triple
         if self.keeps:

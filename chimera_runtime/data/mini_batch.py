@@ -128,6 +128,11 @@ class MiniBatch:
             raise mistakes.micro_batch_was_not_loaded(micro=micro)
         return self.micro_batches[micro]
 
+    @property
+    def number(self) -> int:
+        """The number of its micro-batches, of which the last one may lack items."""
+        return -(-self.items // self.share.micro_batch_size)
+
     def require_whole(self) -> None:
         """Raises `Misuse` if the mini-batch lacks items for an update, as the last one of an epoch may."""
         if self.items != self.share.items_of_copy(self.share.items):

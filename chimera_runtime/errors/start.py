@@ -228,6 +228,11 @@ def facts_differ(where: str, complaints: Iterable[str], advice: Iterable[str]) -
 
 
 SAMPLER_AND_SHUFFLE = "a sampler decides the order: leave shuffle=True out"
+check_has_no_program = Misuse.worded(
+    "a check compares one program, and there is none for {copies:and} micro-batches of the copies: give each as "
+    "many as one of {numbers:list}"
+)
+TWO_SAMPLERS = "a batch sampler decides the order and the mini-batches: leave sampler= out"
 SAMPLER_OF_ONE_RANK = "the sampler gives every rank other items, and so does the loader: use shuffle=True instead"
 stages_are_refused = Misuse.worded("{complaint}")
 """An error of `inventory`, with one of the complaints below or of ``errors.model``."""
@@ -349,6 +354,10 @@ VARYING_IN_UNEQUAL_SLICES = (
 shapes_vary_without_flush = Misuse.worded(
     "{scheme} has no flush: messages of several updates are under way together, so all have the example's shapes; "
     "leave out varying="
+)
+varying_input_lacks = Misuse.worded(
+    "micro-batch {micro} has no input for {names:and}, and with varying=True the inputs of each say which shapes an "
+    "update has: leave out varying=, and pad all inputs to the shapes of the example"
 )
 number_of_tensors_differs = Misuse.worded(
     "a micro-batch has other tensors than the example: {here} and not {in_example}"

@@ -45,7 +45,7 @@ _NOTHING: tuple[Tensors, list[int]] = (), []
 """No tensors and no versions: the value of a micro-batch that a stage does not have."""
 
 
-def _handed_on(value: str) -> Callable[["Stage", Micros], Tensors]:
+def _handed_on(value: str) -> Callable[..., Tensors]:
     """Returns a method that removes and returns what `Stage._hand_on` kept, for the stage ``reader`` if several read
     it. It raises `BadModel` if a tensor was written in the meantime.
     """
@@ -489,9 +489,9 @@ class Stage(WeightGroup):
 
     # ---- update
 
-    def scale_loss(self, scale: float) -> None:
-        """Makes later backwards multiply the gradients of this stage's losses by ``scale``."""
-        self._output.scale = scale
+    def weigh_loss(self, share: float, scale: float) -> None:
+        """Makes later backwards multiply the gradients of this stage's losses by both: see `StageOutput`."""
+        self._output.share, self._output.scale = share, scale
 
     def take_loss(self, update: int) -> Tally:
         """Returns the losses and reports of an update, and forgets them; errors as in `RecomputedForwards.compare`,

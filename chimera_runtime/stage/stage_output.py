@@ -384,6 +384,7 @@ class LossOutput:
                 raise BadModel(mistakes.LOSS_COUNTS_AT_TIMES)
             later, number = divmod(micro, self.numbering.passes)
             update = self.numbering.first + later
+            number += self.numbering.start
             losses = self._losses[update]
             if number not in losses:  # else this is the second run of a recomputed forward
                 is_counted = self.counts_items if self.absence is None else self.absence.is_last_sink(micro, self.stage)

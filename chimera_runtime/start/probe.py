@@ -562,6 +562,7 @@ class VaryingShapes:
         if self.world.job.lengths:
             raise Misuse(mistakes.VARYING_IN_UNEQUAL_SLICES)
         example = self._first_inputs(0)
+        self._require_all(0, example[0])
         self._largest, self._current = _shapes_by_item(example), _shapes(example)
         self._boundaries = {self._current: self.probed.boundaries}
         self._first: Shapes = ()
@@ -600,7 +601,14 @@ class VaryingShapes:
         for micro, pair in enumerate(self.feed.listed(update)):
             self._require_input(micro, pair[0])
 
+    def _require_all(self, micro: int, inputs: Any) -> None:
+        job = self.world.job
+        lacking = [end for end in job.sources if self.probed.by_source and job.of_end(inputs, end, job.sources) is None]
+        if lacking:
+            raise mistakes.varying_input_lacks(micro=micro, names=[*map(job.end_name, lacking)])
+
     def _require_input(self, micro: int, inputs: Any) -> None:
+        self._require_all(micro, inputs)
         shapes = _shapes(inputs)
         is_given = any(shape[:1] != (0,) for shape in shapes)  # a rank may give empty tensors where it uses none
         if is_given:
@@ -609,9 +617,10 @@ class VaryingShapes:
                 raise mistakes.micro_batches_differ_in_shape(micro=micro, here=shapes, first=self._first)
 
     def require_fitting(self, inputs: FirstInputs) -> None:
-        """Raises `Misuse` if a tensor is larger than in the example in any dimension, or their number differs; whole
-        keyword arguments may have any shape. Call it before any rank has sent a message.
+        """Raises `Misuse` if a tensor is larger than in the example in any dimension, their number differs, or an input
+        lacks; whole keyword arguments may have any shape. Call it before any rank has sent a message.
         """
+        self._require_all(0, inputs[0])
         shapes = _shapes_by_item(inputs)
         if len(shapes) != len(self._largest):
             raise mistakes.number_of_tensors_differs(here=len(shapes), in_example=len(self._largest))

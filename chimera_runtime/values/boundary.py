@@ -236,16 +236,23 @@ def require_unused(loss: Callable[..., Any], names: Collection[str]) -> None:
 def accepted(module: torch.nn.Module, names: Collection[str], before: "Boundary | None" = None) -> tuple[str, ...]:
     """Returns the names that the ``forward`` of a stage takes in addition to its input; all if it has ``**kwargs``."""
     feeds = [feed.keyword for feed in before.feeds] if before is not None and before.feeds else [""]
-    names = [name for name in names if name not in feeds]
+    return _accepted(module, [name for name in names if name not in feeds], feeds.count(""))
+
+
+def _accepted(module: torch.nn.Module, names: Collection[str], positional: int) -> tuple[str, ...]:
+    """Returns the names that a ``forward`` takes in addition to its ``positional`` first arguments."""
     if not names:
         return ()
     module = alone(module)
     if isinstance(module, Stack):
-        taken_by_layers = {name for layer in module.values() for name in accepted(layer, names)}
+        layers = enumerate(module.values())
+        taken_by_layers = {
+            name for place, layer in layers for name in _accepted(layer, names, 1 if place else positional)
+        }
         return tuple(name for name in names if name in taken_by_layers)
     forward = getattr(module, "_orig_mod", module).forward  # the module inside that of torch.compile
     parameters = list(signature(forward).parameters.values())
-    for _ in range(feeds.count("")):
+    for _ in range(positional):
         if parameters and parameters[0].kind in {Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD}:
             del parameters[0]
     if any(parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters):
@@ -275,7 +282,7 @@ class Stack(torch.nn.ModuleDict):
         before, carries = of_slice.get(CARRY) or {}, {}
         for index, layer in self.items():
             takes = self._takes[index]
-            named = {name: keywords[name] for name in accepted(layer, keywords)}
+            named = {name: keywords[name] for name in _accepted(layer, keywords, len(values))}
             if takes.start and START in of_slice:
                 named[START] = of_slice[START]
             if takes.carry and CARRY in of_slice:

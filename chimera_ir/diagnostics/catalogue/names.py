@@ -1,7 +1,9 @@
 """CH201 and on: mistakes in names, types and clauses, which a scheme has whatever its numbers are."""
 
+from typing import ClassVar
+
 from chimera_ir.diagnostics.catalogue.values import InInstance
-from chimera_ir.diagnostics.model import Diagnostic, Severity
+from chimera_ir.diagnostics.model import Diagnostic, Note, Severity
 from chimera_ir.source import Span
 
 # CH249 and CH280 and on: operations over several micro-batches, halves of them, pairs, pipes that do not agree.
@@ -413,17 +415,23 @@ class NotSupported(Diagnostic, code="CH215"):
     title = "a pair where micro-batches go on for ever cannot be compiled yet"
     label = "not supported yet"
     help = "give each of the two a line and a clock of its own"
+    reason: ClassVar[str] = ""
+
+    def notes(self) -> tuple[Note, ...]:
+        return (Note(self.reason),) if self.reason else ()
 
 
 FrozenNotSupported = NotSupported.worded(
     "FrozenNotSupported",
     title="frozen stages where micro-batches go on for ever cannot be compiled yet",
+    reason="turns, and versions of the weights, are derived and proven for a chain of stages that are all trained",
     help="give the scheme a flush: no `update every`, and a number of micro-batches",
 )
 
 GraphNotSupported = NotSupported.worded(
     "GraphNotSupported",
     title="groups of stages with names where micro-batches go on for ever cannot be compiled yet",
+    reason=FrozenNotSupported.reason,
     help=FrozenNotSupported.help,
 )
 

@@ -205,7 +205,7 @@ class Peer:
 def test_a_micro_batch_counts_its_share_of_the_mean_over_all_copies(alone: World) -> None:
     with worlds(alone, alone_job(micro_batches=3, parts=2), copies=4) as (world, *_):
         made, _ = setting(world, options="--micro-batch-size 2")
-        assert assemble.loss_share(world.job, world.place.copies, made.probed) == pytest.approx(1 / (3 * 2 * 4))
+        assert assemble.loss_share(made.probed, 3 * 2 * 4) == pytest.approx(1 / (3 * 2 * 4))
 
 
 def test_a_lane_trains_with_the_data_of_its_micro_batches(alone: World) -> None:

@@ -1,6 +1,7 @@
 """Updates of several shapes, on one rank that holds both stages; on real ranks they are trained end to end."""
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from torch import nn
 
 from chimera_runtime.data.feed import Feed
 from chimera_runtime.errors import BadModel, Misuse
+from chimera_runtime.program.job import Feed as Edge
 from chimera_runtime.program.numbering import Numbering
 from chimera_runtime.ranks.messages import Names
 from chimera_runtime.ranks.world import World
@@ -123,6 +125,24 @@ def test_without_a_flush_all_updates_are_alike(alone: World) -> None:
     findings: Any = None
     with worlds(alone, streaming) as (world,), pytest.raises(Misuse, match=r"two has no flush: .* leave out varying="):
         VaryingShapes(world, Feed(world.job, B), {}, {}, findings)
+
+
+def test_a_micro_batch_without_an_input_is_refused_and_named(alone: World) -> None:
+    graph = alone_job(
+        stages=3, named=(("image", 0, 1), ("sound", 1, 2), ("text", 2, 3)), feeds=(Edge(0, 2), Edge(1, 2))
+    )
+    findings: Any = SimpleNamespace(by_source=True, boundaries={})
+    whole = {"image": rows(LONGEST)[:B], "sound": rows(3)[:B]}
+    with worlds(alone, graph) as (world,):
+        feed = Feed(world.job, B)
+        feed.put_micro_batches(0, [(whole, None)] * 2)
+        lengths = VaryingShapes(world, feed, {}, {}, findings)
+        for micro, update in ((0, 1), (1, 2)):
+            lacking = [whole, whole]
+            lacking[micro] = {"sound": whole["sound"]}
+            feed.put_micro_batches(update, [(inputs, None) for inputs in lacking])
+            with pytest.raises(Misuse, match=f"micro-batch {micro} has no input for image, and with varying=True"):
+                lengths.check(update)
 
 
 # Probe of a stage that looks back: its footprints are what is kept of it in training, carries apart.
