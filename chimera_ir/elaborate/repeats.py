@@ -14,6 +14,7 @@ turn of a list is a number of operations after which the places repeat, while al
 grown by the same amounts. The window is a plan as the text gives it, with fewer micro-batches.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, compress, pairwise
@@ -142,6 +143,8 @@ class Lists:
         cuts = []
         for lane, stretch in zip(planned, self.stretches, strict=True):
             start = self._cut(stretch, kept, back)
+            if start + stretch.length == len(lane):
+                return None
             cuts.append((lane[start].operation, lane[start + stretch.length].operation))
         plan, step = Plan(header, tuple(chain.from_iterable(planned))), self.stretches[0].step
         return Window(plan, self.header, self.turns - kept, step, tuple(cuts), kept - back + 1, back - 1)
@@ -254,7 +257,7 @@ def lists_of(outline: Outline) -> Lists | None:
         lane.sort(key=itemgetter(0))
         if any(entry.order == later.order for entry, later in pairwise(lane)):
             return None
-    stretches = _together(lanes, header.parts)
+    stretches = _together(lanes, [*places], header.parts)
     if stretches is None:
         return None
     moves = any(part.kind.moves for place in places for part in place.parts)
@@ -347,22 +350,44 @@ def stretches_in(schedule: Schedule) -> list[Stretch] | None:
             parts = [Part(part.kind, pipe, part.stage, first - micro, part.size) for (pipe, first), part in firsts]
             entries.append(Entry(0, places.setdefault(Place(NOWHERE, tuple(parts)), len(places)), micro))
         lanes.append(entries)
-    return _together(lanes, header.parts)
+    return _together(lanes, [*places], header.parts)
 
 
-def _together(lanes: Iterable[Sequence[Entry]], parts: int) -> list[Stretch] | None:
-    by_lane = [_stretch(lane) for lane in lanes]
+def _together(lanes: Sequence[Sequence[Entry]], places: Sequence[Place], parts: int) -> list[Stretch] | None:
+    by_lane = [_stretch(lane, places) for lane in lanes]
     stretches = [stretch for stretch in by_lane if stretch is not None]
+    if len(stretches) < len(by_lane):
+        return None
     step = lcm(parts, *(stretch.step for stretch in stretches))
-    return [stretch.in_turns_of(step) for stretch in stretches] if len(stretches) == len(by_lane) else None
+    stretches = [stretch.in_turns_of(step) for stretch in stretches]
+    aligned = _aligned(lanes, stretches)
+    turns = [min(stretch.turns for stretch in each) for each in (stretches, aligned)]
+    return aligned if turns[0] == turns[1] else stretches
 
 
-def _stretch(lane: Sequence[Entry]) -> Stretch | None:
-    """The longest stretch of a list around one of a few places; None if there is none of several turns."""
+def _aligned(lanes: Sequence[Sequence[Entry]], stretches: Sequence[Stretch]) -> list[Stretch]:
+    """The stretches from the moment on at which the last of them begins: then none waits for what comes after a cut."""
+    latest = max(lane[stretch.start].order for lane, stretch in zip(lanes, stretches, strict=True))
+    starts = [
+        bisect_left(lane, latest, s.start, s.stop, key=itemgetter(0)) for lane, s in zip(lanes, stretches, strict=True)
+    ]
+    return [replace(stretch, start=start) for stretch, start in zip(stretches, starts, strict=True)]
+
+
+def _stretch(lane: Sequence[Entry], places: Sequence[Place]) -> Stretch | None:
+    """The longest stretch of a list around one of a few places; None if there is none of several turns.
+
+    In a turn the forwards of each stage and pipe get as many micro-batches further as those of any other.
+    """
+    forwards = [[part for part in place.parts if part.kind.opens] for place in places]
+    work = [sum(part.size for part in forwards[entry.place]) for entry in lane]
+    every = {(part.pipe, part.stage) for place in {entry.place for entry in lane} for part in forwards[place]}
     best: Stretch | None = None
     for part in (4, 3, 5, 2, 6):
         at = len(lane) * part // 8
         for stretch in _stretches(lane, at):
+            if sum(work[stretch.start : stretch.start + stretch.length]) != stretch.step * len(every):
+                continue
             if best is None or stretch.stop - stretch.start > best.stop - best.start:
                 best = stretch
             if 2 * (best.stop - best.start) > len(lane):
