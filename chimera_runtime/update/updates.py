@@ -33,7 +33,7 @@ from chimera_runtime.ranks.monitor import end_process
 from chimera_runtime.stage.gradient_sums import main_gradient, set_gradient
 from chimera_runtime.stage.stage import Stage
 from chimera_runtime.start.assemble import RankContext, driver_of, loss_share
-from chimera_runtime.update.rounds import sum_alone
+from chimera_runtime.update.rounds import SumsAlone
 from chimera_runtime.update.stage_optimizer import Hook, Named, StepHooks
 from chimera_runtime.values.losses import Tally, added
 from chimera_runtime.values.mesh_tensors import is_spread, local, mesh_of
@@ -741,7 +741,7 @@ def updates_of(
     mean_in_mesh = partial(averaged_in_mesh, world.control_group, device=world.device)
     job = world.job
     return FlushedUpdates(
-        scripts=scripts if len(scripts) == 1 else {0: sum_alone(context.facts), **scripts},
+        scripts=scripts if len(scripts) == 1 else {0: lambda lane: context.script.update(SumsAlone(lane)), **scripts},
         lane=lane,
         stages=stages,
         feed=feed,
