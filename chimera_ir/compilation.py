@@ -8,7 +8,7 @@ level is also imported then: a program that looks at a schedule starts without t
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, wraps
 from os import PathLike
@@ -424,11 +424,30 @@ class Compilation:
         checked = () if self._repeated else self._checked.findings.diagnostics
         return tuple(blocks((*outlined, *checked), self.request.source))
 
-    def write(self, directory: str | PathLike[str]) -> None:
-        """Writes the files into a directory that is new or was written so; raises `OutputRefused` for any other."""
+    def write(self, directory: str | PathLike[str], others: "Iterable[Compilation]" = ()) -> None:
+        """Writes the files into a directory that is new or was written so; raises `OutputRefused` for any other.
+
+        With ``others``, which are for fewer micro-batches, every update may have the number of any of the programs.
+        Raises `ProgramsDiffer` if they differ in anything else.
+
+        Examples
+        --------
+        >>> import chimera_ir, tempfile
+        >>> *fewer, most = (chimera_ir.compile("chimera", D=2, N=n) for n in (2, 3, 4))
+        >>> with tempfile.TemporaryDirectory() as directory:
+        ...     most.write(directory, fewer)
+        ...     print(*sorted(path.name for path in Path(directory).glob("n*")))
+        n2 n3
+        """
         from chimera_ir import output
 
-        output.write(Path(directory), self.files, option="")
+        output.write(Path(directory), self.files_with(others), option="")
+
+    def files_with(self, others: "Iterable[Compilation]") -> Mapping[str, str]:
+        """The files of a directory with the program and ``others``; see `write`."""
+        from chimera_ir.several import joined
+
+        return joined(self, others)
 
     def __repr__(self) -> str:
         settings = "".join(f", {name}={value}" for name, value in self.request.settings.items())

@@ -127,5 +127,9 @@ class AboveMaxOperations(TooLarge):
         return f"{self.excess}; options=Options(max_operations={self.operations}) raises it"
 
 
+class ProgramsDiffer(CompileError):
+    """Programs for several numbers of micro-batches cannot share a directory: they differ in more than the number."""
+
+
 class NotFitted(CompileError):
     """No scheme with formulas of the forms that are tried has these orders; the message says what does not fit."""

@@ -23,6 +23,7 @@ from chimera_runtime.model.naming import parameters_by_name
 from chimera_runtime.model.ties import End, by_group, parameter_of
 from chimera_runtime.optimizer.sharding import ShardedOptimizer, sharded_by_name
 from chimera_runtime.program.compiled_program import load
+from chimera_runtime.program.numbering import Round, rounds_of
 from chimera_runtime.program.rank_facts import Group
 from chimera_runtime.ranks.agreement import Enquiry, ObjectExchange
 from chimera_runtime.ranks.world import join_group
@@ -38,9 +39,10 @@ from chimera_runtime.start.assemble import (
     located_at,
 )
 from chimera_runtime.start.inventory import compare_stages
-from chimera_runtime.start.probe import VaryingShapes
+from chimera_runtime.start.varying_shapes import ShapeList, VaryingShapes
 from chimera_runtime.state.exporting import export_weights, load_weights
 from chimera_runtime.state.state import Average, AverageState, State
+from chimera_runtime.update.rounds import agree_on_numbers, remarks_on
 from chimera_runtime.update.shared_facts import SharedFacts
 from chimera_runtime.update.stage_optimizer import Hook, Named, StageOptimizers
 from chimera_runtime.update.updates import (
@@ -115,8 +117,8 @@ class Pipeline:
     before_step, after_step
         For such a schedule: called with a `StageStep` before and after each step, to clip or to step a scheduler.
     varying
-        Whether mini-batches may be smaller than the example in dimensions other than 0, and differ from step to step.
-        Then every rank looks at the input of each mini-batch, and messages use a part of the example's buffers.
+        Whether micro-batches may be smaller than the example, in items or in any other dimension, each in its own way.
+        Then the ranks agree on their shapes before each step, and messages use a part of the example's buffers.
     ranges
         Whether every update and every line of the program is a named range for torch.profiler, on a GPU also for NVTX.
     hooks
@@ -127,7 +129,12 @@ class Pipeline:
     job
         The schedule, as ``program.json`` has it.
     items, micro_batches, copies
-        B*N*W, the items of a mini-batch over all copies; N, the micro-batches of a step; W, the pipelines' copies.
+        B*N*W, the items of a mini-batch over all copies; N, the micro-batches of a step; W, the pipelines' copies. If
+        there are programs for several N, these are of the largest.
+    items_used
+        The number of items of all copies in the steps so far, without those before a loaded checkpoint.
+    numbers
+        The numbers N of micro-batches for which there are programs, ascending.
     copy, worker, first_rank
         This rank's copy and worker, from 0; the first rank of these pipelines in the default process group.
     needs
@@ -171,7 +178,14 @@ class Pipeline:
         if size % job.row_parts:
             raise mistakes.example_cannot_be_cut(scheme=job.name, parts=job.row_parts, items=size)
         # The ranks: communicators, and this rank's place; `shared` must be equal on all of them.
-        shared = {"seed": seed, "sum_dtype": sum_dtype, "varying": varying, "the size of the example": size}
+        shared: dict[str, object] = {
+            "seed": seed,
+            "sum_dtype": sum_dtype,
+            "varying": varying,
+            "the size of the example": size,
+        }
+        if job.numbers:
+            shared["the programs for other numbers of micro-batches"] = job.numbers
         world = self._world = join_group(
             *(job, group, layout, device),
             timeout=timeout,
@@ -185,6 +199,9 @@ class Pipeline:
         # A context for calls: an error inside names the rank and its worker.
         located = self._located = located_at(world, facts, explains=hooks.explains)
         self.micro_batches, self.items = job.micro_batches, size * job.micro_batches * place.copies
+        self.items_used = 0
+        self._programs, self._has_rounds = compiled.programs, False  # whether an update had several, which is said
+        self.numbers = (*self._programs,)
         self.copies, self.copy, self.worker = place.copies, place.copy, place.worker
         self.first_rank = control.members[0]
         # The model: modules with equal weights on all replicas, and what they do with the example.
@@ -201,7 +218,11 @@ class Pipeline:
         script, source = compiled.script(place.worker), self._feed if hooks.loads else None
         self._range = ranges_on(world.device) if ranges else nullcontext
         context = self._context = RankContext(
-            world, script, facts, model, probed, seed=seed, source=source, ranges=ranges
+            *(world, script, facts, model, probed),
+            seed=seed,
+            source=source,
+            ranges=ranges,
+            programs={n: (other.job, other.ranks[place.worker]) for n, other in compiled.others.items()},
         )
         hooks.ready(context, modules)
         # The stages with optimizers and receive buffers, and the lane, which the rank's script is called with.
@@ -225,10 +246,12 @@ class Pipeline:
             self._feed,
             outcomes=self._outcomes,
             parameters=parameters,
-            items=self.items,
+            scripts=compiled.updates(place.worker),
             sum_dtype=sum_dtype,
         )
-        self._varying = VaryingShapes(world, self._feed, modules, stages, probed=probed) if varying else None
+        self._varying = VaryingShapes(world, self._feed, modules, stages, probed, compiled) if varying else None
+        if self._varying is not None and isinstance(self._updates, FlushedUpdates):
+            self._updates.fit = self._varying.begin_round
         self._shared_facts = SharedFacts(
             *(self._feed, self._outcomes, self._updates),
             groups=self._groups,
@@ -240,7 +263,12 @@ class Pipeline:
         )
         # Everything between updates: loaders, forwards alone, checkpoints.
         self._loaders = LoaderMaker(
-            control, job, located, self._feed, workers=compiled.ranks, traits=probed.traits, varying=varying, seed=seed
+            control,
+            {number: (program.job, program.ranks) for number, program in compiled.programs.items()},
+            located,
+            self._feed,
+            traits=probed.traits,
+            seed=seed,
         )
         self.needs = frozenset(self._loaders.needed)
         self._inference = Inference(context, stages, size, located, self._varying, self._feed.cut_slice)
@@ -257,6 +285,7 @@ class Pipeline:
         batch: Pair | Callable[[int], Pair] | Batches | CutBatch | None = None,
         *,
         micro_batches: Sequence[Pair] | None = None,
+        number: int | None = None,
         accumulate: bool = False,
         scaler: LossScale | None = None,
     ) -> Outcome | None:
@@ -269,13 +298,15 @@ class Pipeline:
         ----------
         batch
             The mini-batch of this rank's copy: a pair (input, target) of pytrees with B*N items along dimension 0 of
-            every tensor; or a function of a micro-batch's number that returns a pair with B items, called only for the
-            micro-batches that this rank needs. A third entry is a dict of keyword arguments, for the stages that take
-            them. Of a dict of inputs for several groups of stages, an entry may be None, or lack: then these groups
-            have no part in the micro-batch. `Batches` give inputs, targets and keyword arguments of the update
-            separately.
+            every tensor, for any N, also 0, if the directory has programs for several; or a function of a micro-batch's
+            number that returns a pair with B items, called only for the micro-batches that this rank needs. A third
+            entry is a dict of keyword arguments, for the stages that take them. Of a dict of inputs for several groups
+            of stages, an entry may be None, or lack: then these groups have no part in the micro-batch. `Batches` give
+            inputs, targets and keyword arguments of the update separately.
         micro_batches
             The mini-batch as N pairs.
+        number
+            How many micro-batches there are, if ``batch`` is a function and that is not N.
         accumulate
             Whether to keep the gradients that are there: ``.grad`` is then as if all mini-batches since it was cleared
             had been one, those of other pipelines with the same parameters too. Mini-batches weigh by their items, or
@@ -293,10 +324,15 @@ class Pipeline:
             If ranks differ, in this step or the one before, in something that must be the same on all of them.
         """
         with self._world.control_group.refusals.call():
-            return self._step(batch, micro_batches, accumulate, scaler)
+            return self._step(batch, micro_batches, number, accumulate, scaler)
 
     def _step(
-        self, batch: Any, micro_batches: Sequence[Pair] | None, accumulate: bool, scaler: LossScale | None
+        self,
+        batch: Any,
+        micro_batches: Sequence[Pair] | None,
+        number: int | None,
+        accumulate: bool,
+        scaler: LossScale | None,
     ) -> Outcome | None:
         # Refuse a step that cannot succeed while nothing has changed.
         self._require_sound()
@@ -307,29 +343,52 @@ class Pipeline:
         # Give the mini-batch to the feed, from which the lane loads micro-batches until the update is complete.
         update = self._updates.started
         if micro_batches is None:
-            self._feed.put(update, batch)
+            self._feed.put(update, batch, number)
             self._add_remarks(self._feed.remarks_on(batch))
         else:
             self._feed.put_micro_batches(update, micro_batches)
-        if self._varying is not None:
-            self._varying.check(update)  # refuses too large a mini-batch while gradients are as they were
-        self._agree_on_absence(update)
+        rounds = self._agree_on_numbers(update) if self.job.numbers else ()
+        total = sum(of_copy[-1].stop for of_copy in rounds) or self.micro_batches * self.copies
+        shapes = self._agree_on_shapes(self._feed, update, rounds)
+        self._agree_on_absence(update, rounds)
         self._updates.prepare(accumulate, scaler)
         self._world.control_group.refusals.note_sending()
         # Run the script. Forwards seed the random generators; afterwards those of the loop are restored.
         try:
             with self._located, self._context.probed.generators_kept(), self._range(f"update {update}"):
-                if self._varying is not None:
-                    self._varying.begin(update)  # new shapes: runs forwards, on all ranks of the copy
+                if self._varying is not None and shapes is not None:
+                    self._varying.begin(shapes)  # new shapes: runs forwards, on all ranks of the copy
+                self.items_used += self._feed.size * total
                 return self._updates.run_update()
         except PeerLost:
             self._outcomes.explain()  # the lost rank may have stopped because it saw that ranks differ
             raise
 
-    def _agree_on_absence(self, update: int) -> None:
+    def _agree_on_numbers(self, update: int) -> list[tuple[Round, ...]]:
+        """Chooses the rounds of the update by the micro-batches that each copy has; returns those of each copy."""
+        assert isinstance(self._updates, FlushedUpdates)
+        control, feed = self._world.control_group, self._feed
+        with self._located.for_loader():
+            numbers = agree_on_numbers(control, feed.number(update))
+            rounds = [rounds_of(number, self.numbers) for number in numbers]
+        feed.set_number(update, numbers[self.copy])
+        self._updates.choose(rounds[self.copy], sum(numbers))
+        if not self._has_rounds and (remarks := remarks_on(rounds)):
+            self._has_rounds = True
+            self._add_remarks(remarks)
+        return rounds
+
+    def _agree_on_shapes(self, feed: Feed, update: int, rounds: Sequence[Sequence[Round]]) -> ShapeList | None:
+        """Refuses what does not fit while gradients are as they were."""
+        if self._varying is None:
+            return None
+        with self._located.for_loader():
+            return self._varying.agree(feed, update, rounds)
+
+    def _agree_on_absence(self, update: int, rounds: Sequence[Sequence[Round]]) -> None:
         if self._context.absence is not None:
             with self._located.for_loader():
-                agree_on_absence(self._context, update)
+                agree_on_absence(self._context, update, rounds)
 
     def ask_to_stop(self) -> None:
         """Tells all ranks, with the next loss, to stop: `Outcome.is_last`. Any thread or signal handler may call it."""
@@ -433,6 +492,7 @@ class Pipeline:
         *,
         shuffle: bool = False,
         sampler: Iterable[Any] | None = None,
+        batch_sampler: Iterable[Any] | None = None,
         seed: int | None = None,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         drop_last: bool = True,
@@ -444,12 +504,20 @@ class Pipeline:
         """Returns the dataset as mini-batches for `step` and `evaluate`; this rank loads only the items that it uses.
 
         Every rank makes it, with the same arguments. Item j of a mini-batch, the next B*N*W items, goes to copy
-        j // (B*N) and to micro-batch (j // B) % N. Each rank that uses any item reads the whole of an iterable dataset.
+        j // (B*N) and to micro-batch (j // B) % N. With a ``batch_sampler`` a mini-batch has any number of items. Each
+        rank that uses any item reads the whole of an iterable dataset.
         Parameters are those of `Loader`; Misuse is raised if they do not go together.
         """
         workers = DataWorkers(num_workers, prefetch_factor, multiprocessing_context, pin_memory)
         return self._loaders.make(
-            dataset, workers, shuffle=shuffle, sampler=sampler, seed=seed, collate_fn=collate_fn, drop_last=drop_last
+            dataset,
+            workers,
+            shuffle=shuffle,
+            sampler=sampler,
+            batch_sampler=batch_sampler,
+            seed=seed,
+            collate_fn=collate_fn,
+            drop_last=drop_last,
         )
 
     # ---- checks, checkpoints and files of weights
@@ -459,9 +527,11 @@ class Pipeline:
         batch: Pair | Callable[[int], Pair] | Batches | CutBatch | None = None,
         *,
         micro_batches: Sequence[Pair] | None = None,
+        number: int | None = None,
     ) -> str:
         """Compares some updates on a mini-batch with the same in one process; returns a report, the same on all ranks.
 
+        All copies have as many micro-batches, and there is a program for them.
         The comparison is that of ``train.py --check``: gradients, weights after steps of its own, losses, and replicas
         bit by bit. Parameters, gradients, buffers and random generators are as before afterwards; the updates of a
         stream that are under way are completed first. Every rank calls it; arguments are those of `step`. Rank 0 builds
@@ -471,11 +541,21 @@ class Pipeline:
         Raises Misuse, on all ranks, if the mini-batch does not fit or rank 0 cannot build the model.
         """
         self._finish()
-        feed = self._on_all_ranks(lambda: self._checked_feed(batch, micro_batches))
+        feed = self._on_all_ranks(lambda: self._checked_feed(batch, micro_batches, number))
         context = self._context
-        if self._varying is not None:
+        rounds: list[tuple[Round, ...]] = []
+        if self.job.numbers:
+            with self._located.for_loader():
+                numbers = agree_on_numbers(self._world.control_group, feed.number(0))
+                context = self._context_of(numbers)
+            feed.job = context.world.job
+            feed.set_number(0, feed.job.micro_batches)
+            rounds = [(Round(number),) for number in numbers]
+        shapes = self._agree_on_shapes(feed, 0, rounds)
+        if self._varying is not None and shapes is not None:
             with self._located, context.probed.generators_kept():
-                boundaries = self._varying.boundaries((feed.input(0, 0), feed.keywords(0, 0)))
+                self._varying.begin(shapes)
+                boundaries = self._varying.boundaries(shapes.keys)
             context = replace(context, probed=replace(context.probed, boundaries=boundaries))
         self._checks += 1
         return check_batch(
@@ -490,7 +570,18 @@ class Pipeline:
             answers=self._check_answers(),
         )
 
-    def _checked_feed(self, batch: Any, micro_batches: Sequence[Pair] | None) -> Feed:
+    def _context_of(self, numbers: Sequence[int]) -> RankContext:
+        """The context of the program for so many micro-batches on each copy. Raises `Misuse` if there is none."""
+        number, context = numbers[0], self._context
+        if {*numbers} != {number} or number not in self._programs:
+            raise mistakes.check_has_no_program(copies=numbers, numbers=self.numbers)
+        if number == self.micro_batches:
+            return context
+        program = self._programs[number]
+        world = replace(context.world, job=program.job)
+        return replace(context, world=world, script=program.script(self.worker), facts=program.ranks[self.worker])
+
+    def _checked_feed(self, batch: Any, micro_batches: Sequence[Pair] | None, number: int | None) -> Feed:
         """Returns a feed that has a mini-batch as update 0. Raises `Misuse` if it does not fit."""
         if (batch is None) == (micro_batches is None):
             raise Misuse(CHECK_TAKES_ONE_OF_TWO)
@@ -500,12 +591,11 @@ class Pipeline:
             if (name := next((n for n, p in module.named_parameters() if is_spread(p)), None)) is not None:
                 raise parameter_is_spread(stage=stage, name=name)
         feed = Feed(self.job, self._feed.size, self.copy, self._feed.names, self._feed.cut_slice)
+        feed.varies = feed.keeps = self._varying is not None
         if micro_batches is None:
-            feed.put(0, batch)
+            feed.put(0, batch, number)
         else:
             feed.put_micro_batches(0, micro_batches)
-        if self._varying is not None:
-            self._varying.require_fitting((feed.input(0, 0), feed.keywords(0, 0)))
         return feed
 
     def _model_alone(self, _enquiry: Enquiry) -> Model:

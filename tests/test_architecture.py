@@ -44,7 +44,7 @@ IMPORTS = {
         "elaborate": "diagnostics errors ir source syntax",
         "library": "diagnostics errors profile source syntax",
         "lower": "flow ir source",
-        "measure": "output profile",
+        "measure": "ir output profile",
         "verify": "diagnostics flow ir source",
         "codegen": "flow ir source templates verify",
         "predict": "cost errors flow garbage ir lower profile tables verify",
@@ -56,9 +56,10 @@ IMPORTS = {
         "comparison": "diagnostics elaborate errors ir library lower request source syntax",
         "page": "cost diagnostics errors escapes flow ir lower picture predict request source verify",
         "repeated": "codegen cost diagnostics elaborate flow ir lower verify",
+        "several": "codegen errors ir verify",
         "compilation": (
             "codegen comparison cost diagnostics elaborate errors flow garbage ir lower notebook orders output "
-            "page picture predict repeated request source syntax torch_text trace verify"
+            "page picture predict repeated request several source syntax torch_text trace verify"
         ),
         "answer": "compilation console cost ir library picture predict syntax",
         "options": "compilation cost elaborate errors escapes ir library orders predict profile request source syntax",
@@ -68,15 +69,15 @@ IMPORTS = {
             "picture predict request source tables"
         ),
         "planner": (
-            "compilation cost diagnostics elaborate errors escapes flow garbage ir library lower options "
-            "orders predict profile request source syntax tables verify"
+            "codegen compilation cost diagnostics elaborate errors escapes flow garbage ir library lower options "
+            "orders predict profile request several source syntax tables verify"
         ),
         "fitting": "compilation diagnostics elaborate errors flow ir lower orders planner source syntax",
         "__init__": "compare compilation errors fitting ir options planner source",
         "commands": (
             "__version__ answer compare compilation console cost diagnostics elaborate errors escapes fitting "
             "garbage highlight library measure options orders output planner profile progress recorded_page "
-            "request source syntax torch_text trace"
+            "request several source syntax torch_text trace"
         ),
         "start": "commands garbage",
         "__main__": "start",

@@ -15,7 +15,7 @@ from chimera_ir.codegen.statements import LinkVariables, Notation, Scribe, links
 from chimera_ir.flow.net import RunnableTurn, lag, runnable_turns
 from chimera_ir.ir.kinds import COSTED, RECOMPUTATION, Kind, Value, values
 from chimera_ir.ir.levels import Header, Program
-from chimera_ir.ir.ops import Blocks, Compute, Crossing, LaneParts, Stage, WeightGroup, Worker, singles
+from chimera_ir.ir.ops import Blocks, Compute, Crossing, LaneParts, Operation, Stage, WeightGroup, Worker, singles
 from chimera_ir.ir.rolled import Loop, RolledProgram
 from chimera_ir.ir.streams import ProgramStream
 from chimera_ir.ir.text.printer import runs
@@ -134,14 +134,7 @@ Facts = dict[str, Any]
 def facts(verified: Verified, evaluation: Verified) -> Facts:
     """The content of program.json, but for the digest; ``evaluation`` is the program of the forwards alone."""
     program, header = verified.program, verified.header
-    operations = [operation for parts in program.parts for operation in parts.computes.lines]
-    letters = {operation.kind.letter for operation in operations}
-    placed = {(operation.kind, int(operation.stage), operation.size > 1) for operation in singles(operations)}
-
-    def stages(has: Callable[[Kind], bool]) -> list[int]:
-        return sorted({stage for kind, stage, _ in placed if has(kind)})
-
-    operands = stages(lambda kind: kind.moves_operands)
+    uses = used_by([operation for parts in program.parts for operation in parts.computes.lines])
     turns = runnable_turns(verified.level) if isinstance(verified.level, ProgramStream) else []
     return {
         "interface": INTERFACE,
@@ -159,12 +152,9 @@ def facts(verified: Verified, evaluation: Verified) -> Facts:
         **({"absent": [[name, runs(micros)] for name, micros in header.absent]} if header.absent else {}),
         **({"weights": list(map(int, header.weights))} if header.weights else {}),
         "recomputing": sorted({stage for pipe in header.pipes for stage in pipe.recompute}),
-        **({"moving": stages(lambda kind: kind.moves and not kind.moves_operands)} if header.moves else {}),
-        **({"moving_operands": operands} if operands else {}),
-        "grouped": sorted({stage for _, stage, several in placed if several}),
-        # The kinds for which a rehearsal needs a time; a backward's includes its recomputation.
-        "kinds": [letter for letter in COSTED if letter in letters - {RECOMPUTATION.letter}],
-        "split_backward": stages(lambda kind: kind.splits),
+        **({"moving": uses["moving"]} if header.moves else {}),
+        **({"moving_operands": uses["moving_operands"]} if uses["moving_operands"] else {}),
+        **{name: uses[name] for name in ("grouped", "kinds", "split_backward")},
         "placement": [pipe.workers for pipe in header.pipes],
         "ties": [[*tie] for tie in header.ties],
         "links": sorted({(w, int(send.to)) for w, parts in enumerate(program.parts) for send in parts.sends.lines}),
@@ -181,10 +171,34 @@ def facts(verified: Verified, evaluation: Verified) -> Facts:
     }
 
 
+def used_by(operations: Sequence[Operation]) -> Facts:
+    """The entries of program.json by which ranks prepare stages: what these operations ask of which stage."""
+    letters = {operation.kind.letter for operation in operations}
+    placed = {(operation.kind, int(operation.stage), operation.size > 1) for operation in singles(operations)}
+
+    def stages(has: Callable[[Kind], bool]) -> list[int]:
+        return sorted({stage for kind, stage, _ in placed if has(kind)})
+
+    return {
+        "moving": stages(lambda kind: kind.moves and not kind.moves_operands),
+        "moving_operands": stages(lambda kind: kind.moves_operands),
+        "grouped": sorted({stage for _, stage, several in placed if several}),
+        # The kinds for which a rehearsal needs a time; a backward's includes its recomputation.
+        "kinds": [letter for letter in COSTED if letter in letters - {RECOMPUTATION.letter}],
+        "split_backward": stages(lambda kind: kind.splits),
+    }
+
+
 def show(content: Mapping[str, Any]) -> str:
     """The text of program.json, with one line for each fact and for each entry of a list of lists or of objects."""
     lines = (f"  {json.dumps(name)}: {_lines(value)}" for name, value in content.items())
     return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def with_numbers(text: str, numbers: Mapping[str, str]) -> str:
+    """The text of program.json with the digests of the programs for other numbers of micro-batches."""
+    facts = text.removesuffix("\n}\n")
+    return f'{facts},\n  "numbers": {json.dumps(numbers)}\n}}\n'
 
 
 def _lines(value: Any) -> str:

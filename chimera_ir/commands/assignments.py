@@ -4,6 +4,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from functools import wraps
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,11 @@ import click
 
 from chimera_ir.commands import completion
 from chimera_ir.commands.common import Function, WrongCommand
+from chimera_ir.compare import MOST
 
 Parse = Callable[[Iterable[str]], Mapping[str, object]]
 
-_ASSIGNMENT = re.compile(r"\w+=[\d,-]*")
+_ASSIGNMENT = re.compile(r"\w+=[\d,.-]*")
 
 _DIGITS = 18
 """The most digits of a value: any number with more may be beyond 64 bits."""
@@ -61,13 +63,25 @@ def single_values(given: Iterable[str]) -> dict[str, int]:
 
 
 def listed_values(given: Iterable[str]) -> dict[str, tuple[int, ...]]:
-    """The values of each name, one or several, from words like ``N=8,16``."""
+    """The values of each name, one or several, from words like ``N=8,16`` and ``N=1..16``, which has 16 of them."""
     values = {}
     for name, text in _texts(given).items():
-        values[name] = tuple(_integer(name, value, "NAME=INTEGER or NAME=INTEGER,INTEGER") for value in text.split(","))
+        values[name] = tuple(chain.from_iterable(_range(name, part) for part in text.split(",")))
         repeated = next((value for value, count in Counter(values[name]).items() if count > 1), None)
         if repeated is not None:
             raise WrongCommand(f"{name}={text}: {repeated} is in its list twice")
+    return values
+
+
+def _range(name: str, text: str) -> Iterable[int]:
+    """The values of a part of a list: a value, or all from the first to the last, like ``1..16``."""
+    form = "NAME=INTEGER, NAME=INTEGER,INTEGER or NAME=FIRST..LAST"
+    first, *last = (_integer(name, value, form) for value in text.split("..", 1))
+    values = range(first, (last or [first])[0] + 1)
+    if not values:
+        raise WrongCommand(f"{name}={text}: there are no values from {first} to {last[0]}")
+    if len(values) > MOST:
+        raise WrongCommand(f"{name}={text}: {len(values):,} values, and the limit is {MOST:,}")
     return values
 
 

@@ -272,15 +272,18 @@ def _status(command: click.Command, name: str) -> Any:
         return command.main(prog_name=name, standalone_mode=False)
     except click.ClickException as error:
         _show(error)
+        _show_notes(error)
         return error.exit_code
     except TextError as error:
         color = colored(sys.stderr)
         click.echo(error.rendered(color), err=True, color=color)
+        _show_notes(error)
         if sys.stderr.isatty():
             click.echo(f"\nmore on this message: chimera explain {error.diagnostics[0].code}", err=True)
         return WRONG_TEXT
     except CompileError as error:
         _show(click.ClickException(str(error)))
+        _show_notes(error)
         return {DoesNotFit: DOES_NOT_FIT, NotFitted: WRONG_TEXT}.get(type(error), WRONG_COMMAND)
     except (click.Abort, KeyboardInterrupt):
         return INTERRUPTED
@@ -302,6 +305,11 @@ def _show(error: click.ClickException) -> None:
     shown = _ColouredText()
     error.show(shown)
     click.echo(visible_lines(shown.getvalue()), nl=False, err=True)
+
+
+def _show_notes(error: Exception) -> None:
+    for note in getattr(error, "__notes__", ()):
+        click.echo(visible_lines(note), err=True)
 
 
 class _ColouredText(io.StringIO):

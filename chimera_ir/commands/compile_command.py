@@ -4,6 +4,7 @@ import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,14 +32,22 @@ from chimera_ir.commands.common import (
     write,
     write_json,
 )
-from chimera_ir.commands.cost_options import PAGE, option, options_named, refuse_page, scheme_named, write_page
+from chimera_ir.commands.cost_options import (
+    PAGE,
+    option,
+    options_named,
+    parse_shares,
+    refuse_page,
+    scheme_named,
+    write_page,
+)
 from chimera_ir.compare import TableForm
 from chimera_ir.compilation import Compilation
 from chimera_ir.diagnostics.model import Diagnostic, Rejected
 from chimera_ir.diagnostics.render import blocks
 from chimera_ir.escapes import as_argument, command_line, visible
 from chimera_ir.options import Options
-from chimera_ir.plural import listed
+from chimera_ir.plural import counted, listed
 from chimera_ir.request import Request
 from chimera_ir.source import Source
 
@@ -102,13 +111,14 @@ compiling = all_of(
         "--communicators --search --memory --seed",
         "A prediction in seconds": "--profile --cluster --micro-batch-size --copies --split --layout --shard-optimizer "
         "--require-fit",
-        "Output": "--html --details --json --table --quiet",
+        "Output": "--html --details --json --table --numbers --quiet",
     },
 )
 @click.argument("scheme", required=False, metavar="SCHEME", shell_complete=completion.schemes)
 @setting(
     listed_values,
-    "Set a parameter, as NAME=VALUE alone does. NAME=V,V,.. prints a table and writes nothing.",
+    "Set a parameter, as NAME=VALUE alone does. NAME=V,V,.. or NAME=FIRST..LAST (both included) prints a table and, "
+    "with --out, writes the programs for all these numbers of micro-batches into one directory.",
     texts=True,
 )
 @compiling
@@ -133,6 +143,12 @@ compiling = all_of(
     type=click.Choice([form.value for form in TableForm]),
     help="Form of the table that --set with several values prints [default: text].",
 )
+@click.option(
+    "--numbers",
+    callback=parse_shares,
+    metavar="N:SHARE,..",
+    help="Print means over updates of which these shares have so many micro-batches, each in the table: 8:0.5,12:0.5.",
+)
 @options_named("search", "memory", "seed")
 @click.option("--list", "listing", is_flag=True, help="List the library schemes.")
 @as_json("Print the report, the table or the list as JSON.")
@@ -146,6 +162,7 @@ def compile_command(
     details: bool,
     emit: str | None,
     table: str | None,
+    numbers: dict[int, str],
     listing: bool,
     as_json: bool,
     **options: Any,
@@ -177,11 +194,18 @@ def compile_command(
     if others:
         raise WrongCommand(f"unexpected word '{others[0]}': several texts are for --emit {SCHEME}")
     if table is not None or any(len(values) > 1 for values in settings.values()):
-        if conflicting := _first_given({"--out": out, "--emit": emit, "--html": html}):
+        if conflicting := _first_given({"--out": table and out, "--emit": emit, "--html": html}):
             raise WrongCommand(f"{conflicting}: a table is printed alone, and nothing is written")
+        if out is not None:
+            _write_several(scheme, settings, options, out, numbers, as_json)
+            return
         form = TableForm.JSON if as_json else TableForm(table or TableForm.TEXT)
-        compiles = _sweep(scheme, settings, options, form)
+        if numbers and form is TableForm.CSV:
+            raise WrongCommand("--numbers: a table as CSV has rows of programs alone; print it as text or as JSON")
+        compiles = _sweep(scheme, settings, options, form, numbers)
         click.get_current_context().exit(0 if compiles else WRONG_TEXT)
+    if numbers:
+        raise WrongCommand("--numbers: it is for a table of several numbers of micro-batches, as N=8,12 gives it")
     # One compilation.
     wanted = Level(emit) if emit else None
     values = {name: value for name, (value,) in settings.items()}
@@ -195,19 +219,98 @@ def compile_command(
         return
     # The output directory, and the command that runs it.
     directory = delivered("" if as_json else text, compilation, out)
-    header, script, forecast = compilation.header, f"{directory}/train.py", compilation.forecast
-    words = ["torchrun", f"--nproc-per-node={header.workers}", as_argument(script), "--model", "MODEL.py"]
-    line = forecast.torchrun(header.workers, script, forecast.split_of(header)) if forecast else command_line(words)
+    line = _run_line(compilation, directory)
     if as_json:
         figures = json.loads(compilation.report_json)
         write_json({"directory": str(directory), "run": line, "report": figures})
     else:
-        page = f"chimera view {command_line([as_argument(str(directory))])}"
-        wrote = f"wrote {visible(str(directory))} (page: {page}; all figures: report.json, --details)"
-        report(f"{wrote}: run it with\n  {line} --check\n")
+        report(f"{_wrote(directory)}: run it with\n  {line} --check\n")
     if not compilation.summary.fits:
         click.echo("the program does not fit the memory of the cluster's workers", err=True)
         click.get_current_context().exit(DOES_NOT_FIT)
+
+
+def _run_line(compilation: Compilation, directory: Path) -> str:
+    """The command line that runs the program in a directory."""
+    header, script, forecast = compilation.header, f"{directory}/train.py", compilation.forecast
+    if forecast:
+        return forecast.torchrun(header.workers, script, forecast.split_of(header))
+    return command_line(["torchrun", f"--nproc-per-node={header.workers}", as_argument(script), "--model", "MODEL.py"])
+
+
+def _wrote(directory: Path, more: str = "") -> str:
+    page = f"chimera view {command_line([as_argument(str(directory))])}"
+    return f"wrote {visible(str(directory))}{more} (page: {page}; all figures: report.json, --details)"
+
+
+def _write_several(
+    scheme: str,
+    values: Mapping[str, tuple[int, ...]],
+    options: Mapping[str, Any],
+    out: Path,
+    numbers: Mapping[int, str],
+    as_json: bool,
+) -> None:
+    """Writes the programs of all combinations of values into one directory, and prints a row for each."""
+    from chimera_ir.compare.sweep import SizeRow, Sweep, as_entries, row_of, shown, sizes
+    from chimera_ir.several import joined
+
+    source, warnings, rows, unfit = _text(scheme, options), list[Diagnostic](), list[SizeRow](), list[str]()
+
+    def number(request: Request) -> int:
+        with _telling_size(request), option_errors(source):
+            return Compilation(request).header.whole_micro_batches
+
+    def finished(request: Request) -> Compilation:
+        tell(f"compiling {len(rows) + 1} of {len(requests)}")
+        compilation = Compilation(request, warn=warnings.append)
+        with _telling_size(request), option_errors(source):
+            rows.append(row_of(compilation))
+            _ = compilation.files
+            if not compilation.summary.fits:
+                unfit.append(compilation.header.title)
+        return compilation
+
+    def like_largest(request: Request) -> Request:
+        forecast = largest.forecast
+        return replace(request, forecast=forecast and replace(forecast, split=forecast.split_of(largest.header)))
+
+    try:
+        with progress.shown(is_quiet()) as tell:
+            with option_errors(source):
+                first = {name: listing[0] for name, listing in values.items()}
+                requests = sizes(Options(**options).request(source, first, as_written), values)
+            *others, most = sorted(requests, key=number)
+            largest = finished(most)
+            # One after the other: a compilation is dropped when its files are there.
+            files = joined(largest, map(finished, map(like_largest, others)))
+    finally:
+        _say(dict.fromkeys(blocks(warnings, source, colored(sys.stderr))))
+    sweep, line = Sweep((*values,), (*rows[1:], rows[0])), _run_line(largest, out)
+    with option_errors(source):
+        expected = sweep.expected(numbers) if numbers else None
+    output.write(out, files)
+    if as_json:
+        means = {"expected": expected.as_json()} if expected else {}
+        write_json({"directory": str(out), "run": line, "reports": as_entries(sweep), **means})
+    else:
+        report(shown(sweep, TableForm.TEXT, expected))
+        programs = f", with programs for {counted(len(rows), 'number')} of micro-batches"
+        report(f"{_wrote(out, programs)}: run it with\n  {line} --check\n")
+    if unfit:
+        click.echo(f"{listed(unfit)}: the memory of the cluster's workers is too small", err=True)
+        click.get_current_context().exit(DOES_NOT_FIT)
+
+
+@contextmanager
+def _telling_size(request: Request) -> Iterator[None]:
+    """Context that adds to an error the size that it is about."""
+    try:
+        yield
+    except (errors.CompileError, click.ClickException) as error:
+        settings = " ".join(f"{name}={value}" for name, value in request.settings.items())
+        error.add_note(f"this is the program with {settings}; nothing is written")
+        raise
 
 
 def _fitted(texts: Sequence[str], values: Mapping[str, tuple[int, ...]], options: Mapping[str, Any]) -> str:
@@ -281,17 +384,25 @@ def _text(scheme: str, options: Mapping[str, Any]) -> Source:
     return scheme_named("/dev/stdin" if scheme == "-" else scheme, options["library"])
 
 
-def _sweep(scheme: str, values: Mapping[str, tuple[int, ...]], options: Mapping[str, Any], form: TableForm) -> bool:
+def _sweep(
+    scheme: str,
+    values: Mapping[str, tuple[int, ...]],
+    options: Mapping[str, Any],
+    form: TableForm,
+    numbers: Mapping[int, str],
+) -> bool:
     """Prints a sweep's warnings, each once, and its table; whether SCHEME compiles with any of the values."""
     from chimera_ir.compare.sweep import shown, swept
 
     source = _text(scheme, options)
     warnings: list[Diagnostic] = []
     with option_errors(source), progress.shown(is_quiet()) as tell:
-        first = {name: numbers[0] for name, numbers in values.items()}
+        first = {name: listing[0] for name, listing in values.items()}
         sweep = swept(Options(**options).request(source, first, as_written), values, warnings.append, tell)
     _say(dict.fromkeys(blocks(warnings, source, colored(sys.stderr))))
-    write(shown(sweep, form))
+    with option_errors(source):
+        expected = sweep.expected(numbers) if numbers else None
+    write(shown(sweep, form, expected))
     return bool(sweep.compiled)
 
 

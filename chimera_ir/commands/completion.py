@@ -27,7 +27,9 @@ def settings(context: click.Context, _: click.Parameter, incomplete: str) -> lis
     positional = (context.params.get("scheme"), *context.args)  # an option that lacks its value leaves words in `args`
     name = next(filter(None, positional), "")
     given = (*(context.params.get("settings") or ()), *(context.params.get("assignments") or ()))
-    firsts = {name: value.partition(",")[0] for name, _, value in (word.partition("=") for word in given)}
+    firsts = {
+        name: value.partition(",")[0].partition("..")[0] for name, _, value in (word.partition("=") for word in given)
+    }
     chosen = {name: int(value) for name, value in firsts.items() if value.isdecimal()}
     if name not in library.names() and not isfile(name):
         return []

@@ -104,6 +104,24 @@ def parse_split(_: click.Context, __: click.Parameter, given: str | None) -> tup
     return None if given is None else tuple(map(int, words))
 
 
+def parse_shares(_: click.Context, option: click.Parameter, text: str | None) -> dict[int, str]:
+    """The share of each number, of an option whose value is NUMBER:SHARE,..; none if it is not given."""
+    shares: dict[int, str] = {}
+    for word in [] if text is None else text.split(","):
+        (number, colon, share), name = word.partition(":"), option.opts[0]
+        if not (colon and number.isascii() and number.isdecimal() and len(number) < 10):
+            raise WrongCommand(f"{name} {word[:40]}: write NUMBER:SHARE, as in {name} 8:0.5,12:0.5")
+        if int(number) in shares:
+            raise WrongCommand(f"{name} {word[:40]}: the share of {number} is given twice")
+        shares[int(number)] = share
+    return shares
+
+
+def parse_items(context: click.Context, option: click.Parameter, text: str) -> int | dict[int, str]:
+    """A number of items, or the share of each of several numbers."""
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else parse_shares(context, option, text)
+
+
 def parse_lengths(_: click.Context, __: click.Parameter, text: str | None) -> tuple[int, ...] | str:
     """The lengths of slices, of an option ``--slice-lengths``; none if it is not given."""
     if text == EqualTimes.EQUAL_TIMES.value:

@@ -24,7 +24,7 @@ from chimera_ir.commands.common import (
     write,
     write_json,
 )
-from chimera_ir.commands.cost_options import option, scheme_named, tied_by_transformer
+from chimera_ir.commands.cost_options import option, parse_items, scheme_named, tied_by_transformer
 from chimera_ir.console import printed
 from chimera_ir.options import MOST
 from chimera_ir.orders.search import ORDER_MARK
@@ -48,7 +48,13 @@ from chimera_ir.progress import shown
 )
 @option("profile", required=True, help="What the model's stages cost.")
 @option("cluster", required=True)
-@click.option("--mini-batch", type=click.IntRange(1, MOST), required=True, metavar="ITEMS", help="Items of an update.")
+@click.option(
+    "--mini-batch",
+    callback=parse_items,
+    required=True,
+    metavar="ITEMS",
+    help="Items of an update, or of updates that differ, each with its share of them: 64:0.5,96:0.5.",
+)
 @click.option("--workers", type=click.IntRange(1, MOST), metavar="P", help="How many to use [default: the cluster's].")
 @click.option(
     "--scheme",

@@ -6,6 +6,7 @@ import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from chimera_ir import __version__
+from chimera_ir.commands import completion
+from chimera_ir.commands.assignments import listed_values
 from chimera_ir.commands.common import (
     SETTINGS,
     FiniteRange,
@@ -30,8 +33,11 @@ from chimera_ir.commands.common import (
     run,
     write_json,
 )
-from chimera_ir.commands.cost_options import parse_split
+from chimera_ir.commands.compile_command import option_errors
+from chimera_ir.commands.cost_options import parse_split, scheme_named
+from chimera_ir.compilation import Compilation
 from chimera_ir.escapes import visible
+from chimera_ir.options import Options
 from chimera_ir.output import OutputRefused, refuse_file, write_file
 from chimera_ir.plural import counted
 from chimera_ir.profile.document import WARNING
@@ -76,6 +82,7 @@ def profile_command() -> None:
 
 _MODEL_SECTIONS = {
     "Common options": "--stages --micro-batch-size --out --split --slices --count",
+    "A model of several parts": "--scheme --set",
     "A model of transformers": "--hf --length",
     "Measurement": "--every --device --threads --rounds --seed",
     "Output": "--force --json --quiet",
@@ -107,6 +114,19 @@ _of_a_model = all_of(
         help="Also measure each micro-batch in K slices of its sequence.",
     ),
     _out,
+    click.option(
+        "--scheme",
+        shell_complete=completion.schemes,
+        metavar="NAME_OR_FILE",
+        help="Groups of stages, edges between them, and what is frozen are those of this scheme.",
+    ),
+    click.option(
+        "--set",
+        "settings",
+        multiple=True,
+        metavar="NAME=VALUE",
+        help="A parameter of the scheme; several depths as in D=2,4.",
+    ),
     click.option("--count", is_flag=True, help="Count work on shapes instead of measuring time."),
     click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True),
     click.option(
@@ -138,12 +158,16 @@ _of_a_model = all_of(
 @_of_a_model
 def stages(depths: tuple[int, ...], split: tuple[int, ...] | None, **options: Any) -> None:
     """Measure every stage of MODEL.py in this process: times, bytes of weights, activations and messages."""
-    if split is None and not depths:
+    if options["scheme"] is not None and (split or depths):
+        raise WrongCommand("--scheme: it says how many stages there are; leave --stages and --split out")
+    if split is None and not depths and options["scheme"] is None:
         raise WrongCommand("Missing option '--stages', or '--split' for a file with layers()")
     if split is not None and depths not in ((), (len(split),)):
         given = ",".join(map(str, split))
         raise WrongCommand(f"--split {given}: it begins {counted(len(split), 'stage')}; leave --stages out")
-    _measure(depths if split is None else (len(split),), split, **options)
+    graphs = _graphs(options.pop("scheme"), options.pop("settings"))
+    depths = tuple(graph.header.stages for graph in graphs) or depths
+    _measure(depths if split is None else (len(split),), split, graphs, **options)
 
 
 @profile_command.command(cls=SectionedCommand, sections=_MODEL_SECTIONS, short_help="Measure the layers of a model.")
@@ -155,12 +179,32 @@ def layers(every: bool, **options: Any) -> None:
     Of equal layers one is measured, and all get its times: layers of the same class and hyper-parameters, with
     parameters and inputs of the same shapes. The file says which.
     """
-    _measure((), None, once=not every, **options)
+    graphs = _graphs(options.pop("scheme"), options.pop("settings"))
+    if len(graphs) > 1:
+        raise WrongCommand("--set: the layers are those of one size of the scheme; give each parameter one value")
+    _measure((), None, graphs, once=not every, **options)
+
+
+def _graphs(scheme: str | None, settings: tuple[str, ...]) -> tuple[Compilation, ...]:
+    """A scheme with each combination of the values of its parameters; nothing without a scheme."""
+    values = listed_values(settings)
+    if scheme is None:
+        if values:
+            raise WrongCommand(f"--set {next(iter(values))}: it goes with --scheme")
+        return ()
+    source, graphs = scheme_named(scheme, ()), list[Compilation]()
+    for several in product(*values.values()):
+        with option_errors(source):
+            request = Options().request(source, dict(zip(values, several, strict=True)))
+            graphs.append(Compilation(request))
+            _ = graphs[-1].header  # with its mistakes
+    return tuple(graphs)
 
 
 def _measure(
     depths: tuple[int, ...],
     split: tuple[int, ...] | None,
+    graphs: tuple[Compilation, ...],
     model: Path | None,
     hf: str | None,
     length: int | None,
@@ -180,6 +224,8 @@ def _measure(
     require_torch("measuring")
     if (model is None) == (hf is None):
         raise WrongCommand("give either MODEL.py or --hf PATH_OR_NAME")
+    if hf is not None and graphs:
+        raise WrongCommand("--scheme: models of transformers are chains of layers; leave it out")
     if model is None and count:
         raise WrongCommand("--count: models of transformers look at values of their masks; measure, without --count")
     if hf is None and length is not None:
@@ -190,7 +236,9 @@ def _measure(
     # The file is refused before the measurement, which may take long, and written after it.
     with as_misuse(OutputRefused, measure.BadFile):
         refuse_file(out, MARK, force)
-        request = StageRequest(depths, sizes, rounds, seed, split, once, slices or 1)
+        request = StageRequest(
+            depths, sizes, rounds, seed, split, once, slices or 1, tuple(graph.header for graph in graphs)
+        )
         noise: tuple[str, ...] = ()
         with _bar() as progress:
             if count and model is not None:

@@ -24,9 +24,9 @@ from chimera_ir.commands.common import (
     require_torch,
 )
 from chimera_ir.commands.compile_command import COMPILING, compiled, compiling, delivered, requested
-from chimera_ir.commands.cost_options import option, tied_by_transformer
+from chimera_ir.commands.cost_options import option, parse_keep, tied_by_transformer
 from chimera_ir.escapes import as_argument, command_line, visible
-from chimera_ir.request import EqualTimes
+from chimera_ir.request import OfProfile
 from chimera_runtime.errors import Misuse as Refused
 from chimera_runtime.model.model_text import require_plausible
 from chimera_runtime.program.compiled_program import parsed
@@ -34,6 +34,7 @@ from chimera_runtime.tools.command.options import (
     BACKEND,
     BUILT_IN,
     COMMUNICATORS,
+    KEEP,
     MODEL,
     OPTIONS,
     TEXT,
@@ -64,7 +65,7 @@ def _training(function: Function) -> Function:
         click.option(name, hidden=True, expose_value=False, callback=_refuse_machines, metavar="VALUE")
         for name in _MACHINES
     )
-    options = [_as_click(option) for option in OPTIONS if option.name != COMMUNICATORS]
+    options = [_as_click(option) for option in OPTIONS if option.name not in (COMMUNICATORS, KEEP)]
     return all_of(*options, *refused)(function)
 
 
@@ -77,6 +78,12 @@ def _as_click(option: Option) -> Callable[[Function], Function]:
         kind = click.Path(exists=True, dir_okay=False) if option.name in (MODEL, TEXT) else GivenPath()
     completions = _backends if option.name == BACKEND else None
     return click.option(option.name, type=kind, metavar=option.metavar, help=help, shell_complete=completions)
+
+
+def _kept(context: click.Context, option: click.Parameter, words: tuple[str, ...]) -> tuple[Any, str | None]:
+    """What stages keep of M_a, of words STAGE=SHARE, and the last other word: how many checkpoints train.py keeps."""
+    shares = tuple(word for word in words if "=" in word or word == OfProfile.PROFILE.value)
+    return parse_keep(context, option, shares), next((word for word in reversed(words) if word not in shares), None)
 
 
 def _backends(_context: click.Context, _option: click.Parameter, begun: str) -> list[str]:
@@ -114,6 +121,12 @@ class _WithModelArguments(SectionedCommand):
 @click.argument("scheme", shell_complete=completion.schemes)
 @setting(single_values, "Set a parameter, as NAME=VALUE alone does.")
 @compiling
+@option(
+    "keep",
+    callback=_kept,
+    metavar="K or STAGE=SHARE",
+    help="Checkpoints that stay [default: 3]; share of M_a that stages keep, image=1/4 [default: 1].",
+)
 @option("copies", default=1)
 @_training
 @general
@@ -122,6 +135,7 @@ def run_command(
     settings: dict[str, int],
     out: Path | None,
     copies: int,
+    keep: tuple[Any, str | None],
     model_arguments: tuple[str, ...],
     **options: Any,
 ) -> None:
@@ -139,15 +153,15 @@ def run_command(
     # Mistakes in the options of train.py, which every rank would refuse, and in the model file show before anything is
     # compiled.
     require_torch("training")
-    if options["slice_lengths"] == EqualTimes.EQUAL_TIMES.value:
-        raise WrongCommand(
-            "--slice-lengths equal-times: run reads no profile; chimera compile with --emit schedule shows the lengths "
-            "to give here"
-        )
+    shares, checkpoints = keep
+    for name, value in (("--slice-lengths", options["slice_lengths"]), ("--keep", shares)):
+        if isinstance(value, str):
+            shows = "chimera compile with --emit schedule shows what to give here"
+            raise WrongCommand(f"{name} {value}: run reads no profile; {shows}")
     if options["hf"] is not None:
         options = _with_transformer(options)
-    of_compiler = {name: options[name] for name in COMPILING}
-    training = {name: value for name, value in options.items() if name not in COMPILING}
+    of_compiler = {name: options[name] for name in COMPILING} | {"keep": shares}
+    training = {name: value for name, value in options.items() if name not in COMPILING} | {"keep": checkpoints}
     of_train = [*_words(training | {"communicators": options["communicators"]})]
     with as_misuse(Refused):
         given = parse(of_train)

@@ -17,7 +17,7 @@ DEFAULT = 15.0
         "Common options": "--seconds --memory --cost --stage-cost --set --emit --out --against",
         "The schedule": "--keep --recompute --sync --tied --communicators --seed",
         "A prediction in seconds": "--profile --cluster --micro-batch-size --copies --split --layout --shard-optimizer",
-        "Output": "--html --details --json --table --quiet",
+        "Output": "--html --details --json --table --numbers --quiet",
     },
 )
 @click.option(

@@ -2,6 +2,9 @@
 
 from enum import Enum
 
+MOST = 10_000
+"""The most combinations of values."""
+
 
 class TableForm(Enum):
     """The form in which a sweep is printed, for people or for programs; the values are those of ``--table``."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import product
 from math import prod
+from operator import mul
 from os import PathLike
 from pathlib import Path
 from typing import assert_never
@@ -19,21 +20,18 @@ from rich import text as rich_text
 from rich.console import Group, RenderableType
 
 from chimera_ir import library, notebook
-from chimera_ir.compare import TableForm
+from chimera_ir.compare import MOST, TableForm
 from chimera_ir.compilation import Compilation
 from chimera_ir.console import printed
-from chimera_ir.cost.durations import decimal, percent, rounded, seconds
+from chimera_ir.cost.durations import Unit, decimal, number, percent, positive, rounded, seconds
 from chimera_ir.cost.report import Report
 from chimera_ir.diagnostics.model import Diagnostic, titles
-from chimera_ir.errors import AboveMaxOperations, CompileError, OptionError, TextError
-from chimera_ir.options import Options, integer, require_parameters
-from chimera_ir.plural import counted
+from chimera_ir.errors import AboveMaxOperations, CompileError, OptionError, TextError, WrongOption
+from chimera_ir.options import Cost, Options, integer, require_parameters
+from chimera_ir.plural import counted, listed
 from chimera_ir.request import Request
 from chimera_ir.source import Source
 from chimera_ir.tables import Table
-
-MOST = 10_000
-"""The most combinations of values."""
 
 Settings = Mapping[str, int]
 
@@ -128,6 +126,55 @@ class Sweep:
         columns = dict.fromkeys(("scheme", *self.names, *figures, *_REFUSAL))
         return [{column: row.get(column) for column in columns} for row in rows]
 
+    def expected(self, shares: Mapping[int, Cost]) -> "Expected":
+        """The means over updates of which a share has each number of micro-batches; the sum of all counts as 1.
+
+        Raises `WrongOption` if a share is no positive number, or there is not one program with a flush for the number.
+
+        Examples
+        --------
+        >>> import chimera_ir
+        >>> means = chimera_ir.sweep("chimera", D=4, N=[8, 16]).expected({8: 3, 16: 1})
+        >>> means.makespan, means.micro_batches, means.makespan / means.micro_batches
+        (Fraction(37, 1), Fraction(10, 1), Fraction(37, 10))
+        """
+        weights, chosen = list[Fraction](), list[tuple[Report, float | None]]()
+        for count, share in shares.items():
+            try:
+                weights.append(positive("a share", str(share), "leave out a number that does not occur"))
+                chosen.append(self._program(count))
+            except ValueError as error:
+                raise WrongOption("numbers", f" {count}:{share}: {error}") from error
+        if not chosen:
+            raise WrongOption("numbers", ": there is no number with a share")
+        reports, predicted = zip(*chosen, strict=True)
+
+        def mean(values: Iterable[Fraction]) -> Fraction:
+            return sum(map(mul, weights, values), Fraction(0)) / sum(weights)
+
+        makespan = mean(report.makespan for report in reports)
+        return Expected(
+            {report.micro_batches: weight / sum(weights) for report, weight in zip(reports, weights, strict=True)},
+            mean(Fraction(report.micro_batches) for report in reports),
+            makespan,
+            mean(report.makespan * report.bubble_ratio for report in reports) / makespan,
+            None if None in predicted else float(mean(map(Fraction, predicted))),
+            reports[0].durations.unit,
+        )
+
+    def _program(self, count: int) -> tuple[Report, float | None]:
+        """The report and the replayed time of the one program with so many micro-batches; a `ValueError` in words."""
+        programs = [(row.outcome, row.seconds) for row in self.results if isinstance(row.outcome, Report)]
+        chosen = [program for program in programs if program[0].micro_batches == count]
+        if len(chosen) > 1:
+            raise ValueError(f"{len(chosen)} programs of the table have {counted(count, 'micro-batch')}")
+        if not chosen:
+            there = listed(sorted({report.micro_batches for report, _ in programs})) if programs else "none"
+            raise ValueError(f"no program of the table has {counted(count, 'micro-batch')}: they have {there}")
+        if chosen[0][0].header.asynchronous:
+            raise ValueError(f"{chosen[0][0].header.title} has no flush: its updates overlap, and none has a time")
+        return chosen[0]
+
     def __repr__(self) -> str:
         refused = len(self.results) - len(self.compiled)
         sizes = counted(len(self.results), "size") + (f", {refused} refused" if refused else "")
@@ -136,6 +183,55 @@ class Sweep:
 
     def _repr_html_(self) -> str:
         return html(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """Means over updates of which the share ``shares[n]`` has n micro-batches, in each of the copies.
+
+    ``makespan`` and, with a profile, ``seconds`` are the mean time of an update, ``micro_batches`` the mean number. The
+    time of a micro-batch is that of all updates by the number of all their micro-batches: ``makespan / micro_batches``.
+    ``bubble_ratio`` is the share of all that time in which workers idle.
+    """
+
+    shares: Mapping[int, Fraction]
+    micro_batches: Fraction
+    makespan: Fraction
+    bubble_ratio: Fraction
+    seconds: float | None
+    unit: Unit
+
+    def __str__(self) -> str:
+        each, unit = self.micro_batches, self.unit
+        updates = listed([f"{number} in {percent(share)}" for number, share in self.shares.items()])
+        times = [
+            f"makespan {unit.show(self.makespan)} ({unit.show(self.makespan / each)} for each micro-batch)",
+            f"bubble ratio {percent(self.bubble_ratio)}",
+        ]
+        if self.seconds is not None:
+            of_each = seconds(self.seconds / float(each))
+            times.append(f"T by replay {seconds(self.seconds)} ({of_each} for each micro-batch)")
+        return f"expected if N is {updates} of updates: {', '.join(times)}"
+
+    def as_json(self) -> dict[str, object]:
+        """The means as plain values."""
+        each = self.micro_batches
+        predicted = (
+            {}
+            if self.seconds is None
+            else {
+                "T_replay": rounded(self.seconds),
+                "T_replay_per_micro_batch": rounded(self.seconds / float(each)),
+            }
+        )
+        return {
+            "shares": {str(count): number(share) for count, share in self.shares.items()},
+            "micro_batches": number(each),
+            "makespan": number(self.makespan),
+            "makespan_per_micro_batch": number(self.makespan / each),
+            "bubble_ratio": number(self.bubble_ratio),
+            **predicted,
+        }
 
 
 def _cells(row: SizeRow) -> dict[str, Cell]:
@@ -215,12 +311,39 @@ def swept(
     The values of ``together`` are zipped. Calls ``tell`` with a few words before each compilation, and ``warn`` with
     each warning.
     """
+    requests, rows = sizes(request, values, together), []
+    for place, sized in enumerate(requests, 1):
+        tell(f"compiling {place} of {len(requests)}")
+        compilation = Compilation(sized, warn=warn)
+        try:
+            rows.append(row_of(compilation))
+        except CompileError as error:
+            rows.append(SizeRow(_name(compilation), sized.settings, Refused.by(error)))
+    return Sweep((*(together or {}), *values), tuple(rows))
+
+
+def row_of(compilation: Compilation) -> SizeRow:
+    """The row of a sweep for what compiles; raises `CompileError` for what does not."""
+    report, prediction = compilation.report, compilation.prediction
+    predicted = prediction.replay.seconds if prediction else None
+    return SizeRow(_name(compilation), compilation.request.settings, report, predicted)
+
+
+def _name(compilation: Compilation) -> str:
+    """The name of the scheme whose parameters are set, or of another text that of its file."""
+    request = compilation.request
+    return compilation.scheme.name.text if request.settings else Path(request.source.name).stem
+
+
+def sizes(
+    request: Request, values: Mapping[str, Sequence[int]], together: Mapping[str, Sequence[int]] | None = None
+) -> list[Request]:
+    """The request for each combination of values of its parameters; raises the errors of `sweep`."""
     zipped = together or {}
     joint = list(dict.fromkeys(zip(*zipped.values(), strict=True))) or [()]
     combinations = prod(map(len, values.values())) * len(joint)
     if combinations > MOST:
         raise OptionError(f"{counted(combinations, 'combination')} of values, and the limit is {MOST:,}")
-    name = Path(request.source.name).stem
     largest = {name: max(numbers, key=abs) for name, numbers in {**zipped, **values}.items()}
     if largest:
         from chimera_ir.elaborate.settings import require_settable
@@ -228,19 +351,8 @@ def swept(
         scheme = Compilation(request).scheme
         require_parameters(largest, scheme)
         require_settable(scheme, largest)
-        name = scheme.name.text
-    rows = []
-    for number, (first, chosen) in enumerate(product(joint, product(*values.values())), 1):
-        tell(f"compiling {number} of {combinations}")
-        settings = dict(zip((*zipped, *values), (*first, *chosen), strict=True))
-        compilation = Compilation(replace(request, settings=settings), warn=warn)
-        try:
-            report, prediction = compilation.report, compilation.prediction
-        except CompileError as error:
-            rows.append(SizeRow(name, settings, Refused.by(error)))
-        else:
-            rows.append(SizeRow(name, settings, report, prediction.replay.seconds if prediction else None))
-    return Sweep((*zipped, *values), tuple(rows))
+    chosen = ((*first, *others) for first, others in product(joint, product(*values.values())))
+    return [replace(request, settings=dict(zip((*zipped, *values), numbers, strict=True))) for numbers in chosen]
 
 
 def _parameters(source: Source) -> set[str]:
@@ -262,15 +374,17 @@ def _integers(name: str, value: int | Iterable[int]) -> tuple[int, ...]:
 # A sweep as a table for a terminal or a notebook, as CSV and as JSON.
 
 
-def shown(sweep: Sweep, form: TableForm) -> str:
-    """The sweep as a text of the given form."""
+def shown(sweep: Sweep, form: TableForm, expected: Expected | None = None) -> str:
+    """The sweep as a text of the given form, with the means that are ``expected``, which CSV has no place for."""
     match form:
         case TableForm.TEXT:
-            return printed(lambda console: console.print(text(sweep)))
+            means = [rich_text.Text(str(expected))] if expected else []
+            return printed(lambda console: console.print(text(sweep), *means))
         case TableForm.CSV:
             return as_csv(sweep)
         case TableForm.JSON:
-            return as_json(sweep)
+            rows = as_entries(sweep)
+            return json.dumps({"reports": rows, "expected": expected.as_json()} if expected else rows, indent=2) + "\n"
         case _:
             assert_never(form)
 
@@ -362,9 +476,9 @@ def as_csv(sweep: Sweep) -> str:
     return out.getvalue()
 
 
-def as_json(sweep: Sweep) -> str:
-    """The sweep as a JSON list: for each row what was set, and the content of report.json, or why there is none."""
-    return json.dumps([{"set": dict(row.settings), **_entries(row)} for row in sweep.results], indent=2) + "\n"
+def as_entries(sweep: Sweep) -> list[dict[str, object]]:
+    """An entry of JSON for each row: what was set, and the content of report.json, or why there is none."""
+    return [{"set": dict(row.settings), **_entries(row)} for row in sweep.results]
 
 
 def _entries(row: SizeRow) -> Mapping[str, object]:

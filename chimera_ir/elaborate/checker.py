@@ -3,6 +3,7 @@
 from collections import ChainMap
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
+from itertools import product
 from typing import NamedTuple, assert_never
 
 from chimera_ir.diagnostics.catalogue import names as say
@@ -265,6 +266,17 @@ def _guess(text: str, known: Collection[str]) -> str | None:
     return closest(text, known) if foreign is None or text.lower() in map(str.lower, known) else foreign
 
 
+def _reaches(formula: ast.Expression, lets: Iterable[ast.Let], variable: str) -> bool:
+    """Whether a formula of a pipe depends on a variable, directly or through its names."""
+    behind = {let.name.text: let.formulas for let in lets}
+    used, pending = set[str](), [formula]
+    while pending:
+        fresh = {*ast.names_in(pending.pop())} - used
+        used |= fresh
+        pending += [further for name in fresh for further in behind.get(name, ())]
+    return variable in used
+
+
 class FormulaChecker:
     """Finds the types and sizes of formulas; collects their ``mistakes``, and all names that they have ``used``.
 
@@ -359,10 +371,10 @@ class FormulaChecker:
         self.used.add(text)
         entry = scope.get(text)
         match entry:
-            case ValueName(type=known_type, variables=variables):
+            case ValueName(type=known_type, span=defined, variables=variables):
                 lacking = next((variable for variable in variables if variable not in scope), None)
                 if lacking is not None:
-                    self.mistakes.append(say.VariableLacking(span, text, lacking, self.spans[text]))
+                    self.mistakes.append(say.VariableLacking(span, text, lacking, defined))
                 return known_type
             case FunctionName() as function:
                 self.mistakes.append(say.FunctionAsValue(span, text, function.signature(text)))
@@ -631,6 +643,10 @@ class _Checker:
         words = [*index, *of_stage, *of_micro]
         meanings = self._variables([*words, *(let.name for let in lets), *groups])
         variables = {word.text: meanings[word.text] for word in words}
+        for line, micro in product(stages, of_micro[:1]):
+            if line.worker is not None and _reaches(line.place, lets, micro.text):
+                known = variables[line.worker.text]
+                variables[line.worker.text] = known._replace(variables=(micro.text,))
         # Scopes see the names that lines `let` define so far.
         named: dict[str, Meaning] = {word.text: TableName(word.span) for word in groups}
         outside: NameLayers = ChainMap({word.text: variables[word.text] for word in index}, named, self._defined)
@@ -640,7 +656,7 @@ class _Checker:
         by_stage = outside.new_child({word.text: variables[word.text] for word in of_stage})
         without_slice = outside.new_child({name: kind for name, kind in variables.items() if name not in of_slice})
         self._formulas.announce(definitions_among(lets))
-        self._definitions_of(stages, lets, variables, named, outside)
+        self._definitions_of(stages, micros, lets, variables, named, outside)
         for clause in pipe.clauses:
             match clause:
                 case ast.Stages(range=stage_range):
@@ -667,6 +683,7 @@ class _Checker:
     def _definitions_of(
         self,
         stages: Sequence[ast.Stages],
+        micros: Sequence[ast.Micros],
         lets: Sequence[ast.Let],
         variables: Mapping[str, ValueName],
         named: dict[str, Meaning],
@@ -695,8 +712,9 @@ class _Checker:
             let.name.text: ValueName(None, let.name.span, of_name[let.name.text]) for let in late
         }
         for line in stages:
+            words = (line.variable, *(clause.variable for clause in micros))
             scope = outside.new_child(waiting).new_child(
-                {line.variable.text: ValueName(Type.INTEGER, line.variable.span)}
+                {word.text: ValueName(Type.INTEGER, word.span) for word in words}
             )
             self._formulas.formula(line.place, Type.INTEGER, "`on`", scope)
             if line.worker is not None:

@@ -3,9 +3,10 @@
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
+from dataclasses import replace
 from fractions import Fraction
 from functools import partial
-from itertools import accumulate, chain, compress, product
+from itertools import accumulate, chain, compress, islice, product
 from math import ceil, lcm
 from operator import itemgetter
 from typing import NamedTuple, cast
@@ -107,13 +108,13 @@ def _recomputations(line: ast.Operation, shape: Shape) -> Iterator[tuple[int, ra
     """
     left = len(shape.micro_range) * len(shape.stage_range)
     shape = shape.on_group(*line.formulas)
-    scope, subject, micros = shape.scope.with_variables(*shape.names), line.subjects[0], shape.micro_range
+    scope, subject = shape.scope.with_variables(*shape.names), line.subjects[0]
     stage, holds = compiled(subject.stage, scope), None if line.guard is None else compiled(line.guard, scope)
     numbers = [compiled(end, scope) for end in subject.ends]
     for frame in product(shape.steps, shape.stage_range):
         if holds is None or holds(frame):
             first, *stop = (number(frame) for number in numbers)
-            batch = range(max(first, micros.start), min(stop[0] if stop else first + 1, micros.stop))
+            batch = range(max(first, shape.start), min(stop[0] if stop else first + 1, shape.stop))
             left -= len(batch)
             if left < 0:
                 return
@@ -158,6 +159,8 @@ def strategies(shapes: Sequence[Shape]) -> tuple[tuple[Stage, Strategy], ...]:
 
 
 def _workers(shape: Shape, workers: int, left_out: Mapping[int, Span]) -> Iterator[Worker]:
+    if len(shape.micro_range):  # all are placed as the first one
+        shape = replace(shape, scope=shape.scope.with_value(shape.micros.variable.text, shape.start))
     for line in shape.lines:
         place, variable = line.line.place, line.variable
         for (stage,), worker in shape.values(place, {variable: line.values}):
@@ -213,7 +216,8 @@ def global_numbers(shapes: Sequence[Shape]) -> list[list[int]]:
 
 def _numbers(shape: Shape, first: int) -> Iterable[int]:
     if shape.micros.number is None:
-        return range(first, first + len(shape.micro_range))
+        origin = shape.start - first if shape.origin is None else shape.origin
+        return (micro - origin for micro in shape.micro_range)
     numbers = shape.values(shape.micros.number, {shape.micros.variable.text: shape.micro_range})
     return (number for _, number in numbers)
 
@@ -285,7 +289,7 @@ class Rhythm(NamedTuple):
 def rhythm_of(shape: Shape, stages: Sequence[int], most: int) -> Rhythm:
     """The rhythm of a pipe on ``stages``, with periods of at most ``most``; raises `Rejected` if there is none."""
     # The laws of all formulas. Rates are compared only if there are no other failures.
-    number = Law((-shape.micro_range.start,), 1)  # without ``as`` the numbers count from the start of the pipe
+    number = Law((-shape.start,), 1)  # without ``as`` the numbers count from the start of the pipe
     with Attempts() as attempts:
         lines = [(line, sliced) for line in shape.operations for sliced in shape.by_slice()]
         by_line = attempts.each(lines, lambda line: list(_beats(*line, stages, most)))
@@ -304,7 +308,7 @@ def rhythm_of(shape: Shape, stages: Sequence[int], most: int) -> Rhythm:
     reject(_drifts(beats, shape))
     # The period of the pipe is the shortest one that all laws share.
     shared = lcm(
-        shape.steps.step,
+        shape.step,
         *(part.period for part in (number, weight, *recomputed, *versions)),
         *(beat.period for beat in beats),
     )
@@ -356,7 +360,7 @@ def _places(subject: ast.Subject, shape: Shape, guard: Law, laws: Callable[[ast.
     for noun, formula, grown in (("stage", subject.stage, place), ("slice", subject.slice, part)):
         if grown.increment and formula is not None:
             raise Fault(partial(say.StageDrifts, formula.span, (), noun=noun, rate=str(grown.rate)))
-    variable, step = shape.micros.variable.text, shape.steps.step
+    variable, step = shape.micros.variable.text, shape.step
     ends, text = [laws(end) for end in subject.ends], "..".join(map(show_expression, subject.ends))
     for number, end in enumerate(ends):
         period = limited(lcm(step, end.period, guard.period), most, subject.micro.span)
@@ -373,7 +377,7 @@ def _versions(shape: Shape, stages: Sequence[int], most: int) -> Iterator[Law]:
         scope = shape.scope.with_value(stage_variable, stage)
         with shape.rejecting((stage_variable, stage)):
             version = eventual_law(shape.reads.version, scope, micro_variable, most)
-            age = ceil((version.since - shape.micro_range.start) * version.rate)
+            age = ceil((version.since - shape.start) * version.rate)
             if age > MAX_AGE:
                 count = min(age, LIMIT)
                 raise Fault(partial(say.VersionsTooOld, shape.reads.version.span, (), count=count, most=MAX_AGE))
@@ -411,7 +415,7 @@ def check_versions(shape: Shape, laws: Sequence[Law]) -> None:
     """
     if shape.reads is None:
         return
-    start, span = shape.micro_range.start, shape.reads.version.span
+    start, span = shape.start, shape.reads.version.span
     for number, reads_law in enumerate(laws):
         micros = range(start, max(start, reads_law.since) + reads_law.period)
         cells: dict[str, Iterable[int]] = dict(zip(shape.names, (micros, [number]), strict=True))
@@ -661,22 +665,25 @@ def _batches(single: Single, scope: Scope) -> Callable[[Frame], tuple[Micro, ...
 
 
 def _group(numbers: dict[int, Micro], start: int, stop: int) -> tuple[Micro, ...] | None:
-    inside = start < stop and start in numbers and stop - 1 in numbers
-    return tuple([numbers[number] for number in range(start, stop)]) if inside else None
+    if not (start < stop and start in numbers and stop - 1 in numbers):
+        return None
+    group = tuple([numbers[number] for number in range(start, stop) if number in numbers])
+    return group if len(group) == stop - start else None
 
 
 def _no_such(single: Single, shape: Shape, frame: Frame) -> Diagnostic:
     scope, subject = shape.scope.with_variables(*shape.names), single.subject
-    instance, micros = shape.instance(*zip(shape.names, frame, strict=True)), single.shape.micro_range
+    instance, of_pipe = shape.instance(*zip(shape.names, frame, strict=True)), single.shape
     numbers = [compiled(end, scope)(frame) for end in subject.ends]
     values = scope.values_in(frame, *subject.ends)
     # The micro-batches are ``first`` to ``last``; of an expression instead of a range, only one.
     first, last = numbers[0], numbers[-1] - (len(numbers) - 1)
     if last < first:
         return names.EmptyGroup(subject.micro.span, values, instance, *numbers)
-    if first not in micros or last not in micros:
-        micro = first if first not in micros else micros.stop
-        return say.NoSuchMicro(subject.micro.span, values, instance, micro, micros.start, micros.stop - 1)
+    known = {*of_pipe.micro_range}
+    if missing := [*islice((micro for micro in range(first, last + 1) if micro not in known), 1)]:
+        message = say.NoSuchMicro if of_pipe.origin is None else say.MicroElsewhere
+        return message(subject.micro.span, values, instance, missing[0], of_pipe.start, of_pipe.stop - 1)
     if subject.slice is not None:
         values, place = scope.values_in(frame, subject.slice), compiled(subject.slice, scope)(frame)
         if not 0 <= place < single.shape.slices:

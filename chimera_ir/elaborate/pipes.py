@@ -11,7 +11,7 @@ pipe p[i in 0..2] {                    Shape p[1]: stage_range 0..2, micro_range
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import accumulate, chain, product
 from typing import NamedTuple
 
 from chimera_ir.diagnostics.catalogue import names
@@ -52,7 +52,9 @@ class StageLine(NamedTuple):
 class Shape:
     """A pipe for given parameters: its ranges are evaluated, its other formulas are not yet.
 
-    ``steps`` are the values of the micro-batch variable; an endless pipe has one until `lengthened` gives it more.
+    ``steps`` are the values of the micro-batch variable, every ``step``-th of ``micro_range``; an endless pipe has one
+    until `lengthened` gives it more. A pipe of `by_workers` has some of the micro-batches in ``micro_range``, whose
+    global numbers are these less ``origin``.
     ``fixed`` has the slice variable with its value in a shape of `by_slice`. ``lines`` are its lines ``stages``; the
     variable ``names[1]`` takes the values of ``stage_range``, which are all stages unless these have names.
     """
@@ -66,13 +68,15 @@ class Shape:
     reads: ast.Reads | None
     scope: Scope
     stage_range: range
-    micro_range: range
-    steps: range
+    micro_range: Sequence[int]
+    steps: Sequence[int]
+    step: int
     stage_variable: str
     lines: tuple[StageLine, ...]
     cut: ast.Slices | None = None
     slices: int = 1
     fixed: tuple[tuple[str, int], ...] = ()
+    origin: int | None = None
 
     def instance(self, *values: tuple[str, int]) -> Instance:
         """Returns this pipe together with the given names and values of variables, for a diagnostic to name."""
@@ -138,7 +142,7 @@ class Shape:
 
         An operation over a range of micro-batches counts once for each.
         """
-        steps, total = -(-micros // self.steps.step), 0
+        steps, total = -(-micros // self.step), 0
         for line in self.operations:
             ranges = [subject for subject in line.subjects if isinstance(subject.micro, ast.Range)]
             in_range = longest if any(subject.pipe for subject in ranges) else micros
@@ -148,14 +152,52 @@ class Shape:
 
     def following(self, count: int) -> "Shape":
         """Returns this endless pipe, begun ``count`` micro-batches later than it is."""
-        micros = range(self.micro_range.start + count, self.micro_range.stop + count)
-        return replace(self, micro_range=micros, steps=micros[:: self.steps.step])
+        micros = range(self.start + count, self.stop + count)
+        return replace(self, micro_range=micros, steps=micros[:: self.step])
 
     def lengthened(self, count: int) -> "Shape":
         """This endless pipe, cut after ``count`` micro-batches; ``count`` is a multiple of the step."""
-        start = self.micro_range.start
-        micros = range(start, start + count)
-        return replace(self, micro_range=micros, steps=micros[:: self.steps.step])
+        micros = range(self.start, self.start + count)
+        return replace(self, micro_range=micros, steps=micros[:: self.step])
+
+    @property
+    def start(self) -> int:
+        """The first micro-batch; of a pipe without any, where its range starts."""
+        return self.micro_range.start if isinstance(self.micro_range, range) else self.micro_range[0]
+
+    @property
+    def stop(self) -> int:
+        """The number behind the last micro-batch."""
+        return self.micro_range.stop if isinstance(self.micro_range, range) else self.micro_range[-1] + 1
+
+    def by_workers(self, first: int) -> Iterator["Shape"]:
+        """Yields the pipe itself or, where `on` names the micro-batch, one for each way in which that places stages.
+
+        ``first`` is the global number of the first micro-batch. The new pipes are numbered in the order of their own
+        first ones. Raises `Rejected` if the pipe is endless, or has an index.
+        """
+        micro = self.micros.variable.text
+        placed = [line for line in self.lines if self.scope.depends(line.line.place, micro)]
+        if not placed:
+            yield self
+            return
+        span = placed[0].line.place.span
+        if isinstance(self.micros.range, ast.Endless):
+            raise Rejected([names.PlaceNotSupported(span)])
+        if self.name.endswith("]"):
+            raise Rejected([names.PlacedTwice(span, (), self.instance(), micro)])
+        ways: dict[int, list[int]] = {number: [] for number in self.micro_range}
+        for line in placed:
+            variables = {micro: self.micro_range, line.variable: line.values}
+            for (number, _), worker in self.values(line.line.place, variables):
+                ways[number].append(worker)
+        pipes: dict[tuple[int, ...], list[int]] = {}
+        for number, way in ways.items():
+            pipes.setdefault(tuple(way), []).append(number)
+        for place, micros in enumerate(pipes.values()):
+            steps = tuple(number for number in micros if (number - self.start) % self.step == 0)
+            name, origin = f"{self.name}[{place}]", self.start - first
+            yield replace(self, name=name, micro_range=tuple(micros), steps=steps, origin=origin)
 
 
 def shapes(scheme: ast.Scheme, values: Globals, max_operations: int) -> tuple[Shape, ...]:
@@ -169,7 +211,11 @@ def shapes(scheme: ast.Scheme, values: Globals, max_operations: int) -> tuple[Sh
     reject(_halves(pipe_shapes))
     reject(_slices(pipe_shapes))
     reject(_too_many(pipe_shapes, scheme.pipes, values, max_operations))
-    return pipe_shapes
+    firsts = accumulate((len(shape.micro_range) for shape in pipe_shapes), initial=0)
+    apart = made_of(zip(pipe_shapes, firsts, strict=False), lambda pipe: tuple(pipe[0].by_workers(pipe[1])))
+    if (count := sum(map(len, apart))) > MAX_PIPES:
+        raise Rejected([say.TooMany(scheme.pipes[0].name.span, (), Instance(), "pipe", count, MAX_PIPES)])
+    return tuple(chain.from_iterable(apart))
 
 
 def _instances(pipes: Iterable[ast.PipeBlock], scope: Scope) -> list[tuple[ast.PipeBlock, str, Scope]]:
@@ -215,6 +261,7 @@ def _shape(pipe: ast.PipeBlock, name: str, scope: Scope) -> Shape:
         stage_range=stage_range,
         micro_range=micro_range,
         steps=micro_range[::step],
+        step=step,
         stage_variable=stages.variable,
         lines=lines,
         cut=cut,

@@ -314,7 +314,9 @@ def _column(single: Single, values: Callable[[ast.Expression], list[int]]) -> tu
     stops = values(subject.ends[1]) if len(subject.ends) > 1 else [start + 1 for start in starts]
     if subject.slice is not None:
         slots = values(subject.slice)
-    low, high = shape.micro_range.start, shape.micro_range.stop
+    if not isinstance(shape.micro_range, range):
+        raise UndefinedOnGrid
+    low, high = shape.start, shape.stop
     inside = all(low <= start < stop <= high for start, stop in {*zip(starts, stops, strict=True)})
     known = {*stages} <= {*shape.stage_range} and {*slots} <= {*range(shape.slices)}
     if not inside or not known or (subject.slice is None) != (shape.slices == 1):

@@ -64,7 +64,7 @@ def endless(shapes: Sequence[Shape], per_update: int, limit: int) -> EndlessPipe
     stages = shapes[0].stage_range
     # A scheme that is much too large is found out from two of its stages, before thousands of formulas are derived.
     if len(stages) * sum(1 + len(shape.operations) for shape in shapes) > FEW:
-        step = TurnSize(1, tuple(shape.steps.step for shape in shapes), 1)
+        step = TurnSize(1, tuple(shape.step for shape in shapes), 1)
         reject(_too_many(shapes, step, LEAST_TURNS, limit, max(step.period, per_update)))
         _measured(shapes, sorted({stages[0], stages[-1]}), per_update, limit)
     # All formulas grow by what a turn advances.
@@ -84,7 +84,7 @@ def _measured(shapes: Sequence[Shape], stages: Sequence[int], per_update: int, l
 
     def rhythm(shape: Shape) -> Rhythm:
         # The limit on operations bounds the period. A micro-batch counts as one operation if it has fewer on a stage.
-        by_micro = max(1, len(shape.operations) * shape.slices // shape.steps.step)
+        by_micro = max(1, len(shape.operations) * shape.slices // shape.step)
         return rhythm_of(shape, stages, max(1, limit // (LEAST_TURNS * len(shapes[0].stage_range)) // by_micro))
 
     rhythms = made_of(shapes, rhythm)
@@ -131,7 +131,7 @@ def _turns(shapes: Sequence[Shape], rhythms: Sequence[Rhythm], turn: TurnSize) -
     )
     spread = int(max(ends) - min(rhythm.first for rhythm in rhythms)) // turn.clocks
     settled = max(
-        -(-(law.since - shape.micro_range.start) // count)
+        -(-(law.since - shape.start) // count)
         for shape, rhythm, count in zip(shapes, rhythms, turn.micros, strict=True)
         for law in rhythm.versions
     )

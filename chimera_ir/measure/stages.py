@@ -1,7 +1,7 @@
 """Costs of a model's stages, timed on this machine or counted from shapes alone."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,10 +15,12 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from chimera_ir import plural
+from chimera_ir.ir.levels import Header
 from chimera_ir.measure.stations import (
     MeasuredTurn,
     ModelCut,
     Station,
+    graph,
     message_bytes,
     passes_key,
     running,
@@ -34,11 +36,13 @@ from chimera_ir.profile.costs import (
     Times,
     Timing,
     WorkProfile,
+    lasting_stage,
 )
 from chimera_runtime import blame
 from chimera_runtime.blame import ModelError
 from chimera_runtime.errors import BadModel, Misuse
 from chimera_runtime.model.model import ModelFile, load
+from chimera_runtime.program.job import Feed, Job
 from chimera_runtime.ranks.devices import keep_memory
 from chimera_runtime.tools.watch.memory import bytes_of, state_bytes
 
@@ -268,6 +272,7 @@ class StageRequest:
 
     ``split`` is the first layer of each stage of a model of layers; by default stages have equal numbers of layers.
     With ``once``, only one of equal layers is measured. Each micro-batch is also measured in ``slices``, if several.
+    ``graphs`` have the groups and edges of the stages of each depth, or of the layers, of a model that is no chain.
     """
 
     depths: tuple[int, ...]
@@ -277,6 +282,7 @@ class StageRequest:
     split: tuple[int, ...] | None = None
     once: bool = False
     slices: int = 1
+    graphs: tuple[Header, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -404,7 +410,7 @@ class _StageClock:
         """Medians of the times of a stage that computes nothing; they are short, so SHORT times as many rounds run."""
         # A stage without work: all its time is overhead.
         nothing = _empty_model()
-        small = replace(cut, model=nothing, dataset=nothing.items(), stages=3, sizes=(1,), slices=1)
+        small = replace(cut, model=nothing, dataset=nothing.items(), job=graph(3), sizes=(1,), slices=1)
         (station,) = dict(stations(small, lambda _doing: None))[1]
         ((times, _),) = self._measured("an operation", station, SHORT * self._rounds)
         return times
@@ -518,38 +524,67 @@ _Measure = _StageClock | _Once | _Work
 def _profile(
     model: ModelFile, request: StageRequest, device: torch.device, measure: _Measure, note: str, progress: ShowProgress
 ) -> ModelProfile:
-    depths_cut = request.depths
-    if not depths_cut:
-        if model.layers is None:
-            raise Misuse(
-                f"{model.file} has build_stage, which makes whole stages: layers are those of a file with layers()"
-            )
-        depths_cut = (len(model.layers.layers),)
+    jobs = _jobs(model, request)
     several = len(request.sizes) * (2 if request.slices > 1 else 1)
-    done, steps = count(1), sum(depths_cut) * (2 + several)
+    done, steps = count(1), sum(job.stages for job in jobs) * (2 + several)
 
     def tell(doing: str) -> None:
         progress(doing, next(done), steps)
 
     # Stage by stage from the last to the first, so that no two stages are in memory at once.
-    dataset = model.items()
-    depths: dict[int, tuple[StageCosts, ...]] = {}
+    dataset, kind = model.items(), "stage" if request.depths else "layer"
+    depths: dict[str, dict[int, tuple[StageCosts, ...]]] = {}
     kinds: set[str] = set()
-    for depth in depths_cut:
-        kind = "stage" if request.depths else "layer"
-        cut = ModelCut(model, dataset, depth, request.sizes, device, request.seed, kind, request.slices)
+    for job in jobs:
+        cut = ModelCut(model, dataset, job, request.sizes, device, request.seed, kind, request.slices)
         stage_costs: list[StageCosts] = []
         for number, stage_stations in stations(cut, tell):
             stage_costs.append(_costs_of_stage(cut, number, stage_stations, measure, tell))
             kinds |= {str(p.dtype).removeprefix("torch.") for p in stage_stations[0].module.parameters()}
             del stage_stations  # before the next stage is made
-        depths[depth] = tuple(stage_costs[::-1])
+        stage_costs.reverse()
+        if request.depths:  # else stages follow from the layers
+            stage_costs = [*map(lasting_stage, stage_costs)]
+        for group, start, stop in job.named or [("", 0, job.stages)]:
+            depths.setdefault(group, {}).setdefault(stop - start, tuple(stage_costs[start:stop]))
     overhead = measure.overhead(cut)
     described = ", ".join([note, *sorted(kinds)])
+
+    def of_group(name: str, of_depths: Mapping[int, tuple[StageCosts, ...]]) -> ModelProfile:
+        layers = () if request.depths else next(iter(of_depths.values()))
+        return ModelProfile(name, of_depths if request.depths else {}, layers=layers)
+
+    whole = of_group(model.file.stem, depths.pop("")) if "" in depths else ModelProfile(model.file.stem, {})
+    groups = {name: of_group(name, of_depths) for name, of_depths in depths.items()}
+    cut_layers = model.layers if request.depths and not groups else None
+    splits = {} if cut_layers is None else {depth: tuple(cut_layers.first(depth)) for depth in whole.depths}
+    return replace(whole, note=described, splits=splits, groups=groups).with_overhead(overhead)
+
+
+def _jobs(model: ModelFile, request: StageRequest) -> list[Job]:
+    """The stages of each depth, or the layers, with the edges between them; raises `Misuse` if there are none."""
+    graphs = [
+        graph(h.stages, h.title, frozen=h.frozen, named=h.named, feeds=tuple(Feed(*edge) for edge in h.graph))
+        for h in request.graphs
+    ]
     if request.depths:
-        splits = {} if model.layers is None else {depth: tuple(model.layers.first(depth)) for depth in depths}
-        return ModelProfile(model.file.stem, depths, described, splits=splits).with_overhead(overhead)
-    return ModelProfile(model.file.stem, {}, described, layers=depths[depths_cut[0]]).with_overhead(overhead)
+        if graphs and model.layers is not None:
+            raise Misuse(
+                f"{model.file} has layers(): measure these, as the stages of a scheme of groups follow from them"
+            )
+        return graphs or [*map(graph, request.depths)]
+    if model.layers is None:
+        raise Misuse(
+            f"{model.file} has build_stage, which makes whole stages: layers are those of a file with layers()"
+        )
+    layers = len(model.layers.layers)
+    for header in request.graphs:
+        if header.stages != layers:
+            raise Misuse(
+                f"{header.title} has {plural.counted(header.stages, 'stage')}, and {model.file} has "
+                f"{plural.counted(layers, 'layer')}: choose parameters with which each layer is a stage"
+            )
+    return graphs or [graph(layers)]
 
 
 def _costs_of_stage(

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import partial
+from itertools import islice
 from pathlib import Path, PurePosixPath
 from types import BuiltinFunctionType, CellType, FunctionType, MethodType
 from typing import Any, NamedTuple
@@ -19,6 +20,7 @@ from chimera_runtime.blame import ModelError, ran_out
 from chimera_runtime.data.micro_batch_source import Batches
 from chimera_runtime.errors import Misuse
 from chimera_runtime.model.model import ModelFile
+from chimera_runtime.program.job import Job
 from chimera_runtime.program.kept_bytes import MicroBatchBytes
 from chimera_runtime.program.numbering import Numbering
 from chimera_runtime.ranks.messages import BlockingWait, Names, Reader
@@ -28,7 +30,8 @@ from chimera_runtime.stage.saved_tensors import Footprint
 from chimera_runtime.stage.stage import Stage
 from chimera_runtime.stage.stage_output import LossOutput, SendOutput, StageOutput
 from chimera_runtime.stage.weight_versions import Weights
-from chimera_runtime.start.probe import memory_report, wanted_bytes
+from chimera_runtime.start.assemble import require_frozen, require_losses
+from chimera_runtime.start.probe import boundary_before, memory_report, wanted_bytes
 from chimera_runtime.start.stage_probe import ProbedForward, StageProbe
 from chimera_runtime.tools.watch.memory import bytes_of, input_bytes
 from chimera_runtime.values.boundary import Boundary, Traits, accepted, traits_of_slices
@@ -136,7 +139,7 @@ class MeasuredShape(NamedTuple):
 
 @dataclass(frozen=True)
 class ModelCut:
-    """A model cut into ``stages`` stages, the sizes of its micro-batches, and the device that it runs on.
+    """A model cut into the stages of ``job``, the sizes of its micro-batches, and the device that it runs on.
 
     ``kind`` is the noun for a stage in messages: ``"layer"`` where each stage has one layer. Micro-batches of each size
     run whole, and in ``slices`` if these are several.
@@ -144,12 +147,17 @@ class ModelCut:
 
     model: ModelFile
     dataset: Any
-    stages: int
+    job: Job
     sizes: tuple[int, ...]
     device: torch.device
     seed: int
     kind: str = "stage"
     slices: int = 1
+
+    @property
+    def stages(self) -> int:
+        """The number of stages."""
+        return self.job.stages
 
     @property
     def shapes(self) -> tuple[MeasuredShape, ...]:
@@ -158,8 +166,31 @@ class ModelCut:
         return tuple(MeasuredShape(size, count) for count in counts for size in self.sizes)
 
     def part(self, number: int) -> str:
-        """Words for stage ``number``, such as ``stage 0 of 2``."""
-        return f"{self.kind} {number} of {self.stages}"
+        """Words for stage ``number``, such as ``stage 0 of 2`` or ``stage image[0]``."""
+        name = self.job.stage_name(number)
+        return f"{self.kind} {name}" if self.job.named else f"{self.kind} {name} of {self.stages}"
+
+    def of_stage(self, number: int) -> ModelFile:
+        """The model with the loss of a stage, if it has one of its own."""
+        return self.model if self.job.fed[number] else self.model.of_sink(self.job.end_name(number))
+
+    def load_input(self, batches: Batches, stage: int) -> Callable[[int, int], Any]:
+        """Returns a function that loads the input of a micro-batch's slice; it raises `Misuse` if there is none."""
+
+        def load(micro: int, place: int) -> Any:
+            value = self.job.of_end(batches.input(micro, place), stage, self.job.sources)
+            if value is None:
+                name = self.job.end_name(stage)
+                raise Misuse(
+                    f"micro-batch {micro} has no input for {name}: measure on items that have one for each group"
+                )
+            return value
+
+        return load
+
+    def load_target(self, batches: Batches, stage: int) -> Callable[[int, int], Any]:
+        """Returns a function that loads the target of a micro-batch's slice."""
+        return lambda micro, place: self.job.of_end(batches.target(micro, place), stage, self.job.sinks)
 
     def batches(self, shape: MeasuredShape) -> Batches:
         """Micro-batches of a shape, one for each update; raises `Misuse` if there are too few items."""
@@ -170,13 +201,23 @@ class ModelCut:
         return batches
 
     def module(self, stage: int) -> torch.nn.Module:
-        """Builds a stage with its initial weights."""
+        """Builds a stage with its initial weights; raises `Misuse` if it is frozen otherwise than in the scheme."""
         with self.here():
-            return self.model.stage(stage, self.stages, self.seed, self.device)
+            module = self.of_stage(stage).stage(
+                stage, self.stages, self.seed, self.device, is_sink=not self.job.fed[stage]
+            )
+        require_frozen(self.job, {stage: module})
+        return module
 
     def here(self) -> AbstractContextManager[object]:
         """The context for the model's own code: on the meta device, tensors made in it have no memory."""
         return self.device if self.device.type == "meta" else nullcontext()
+
+
+def graph(stages: int, name: str = "", **facts: Any) -> Job:
+    """The stages of a graph on one worker, without ``feeds`` a chain; ``facts`` are fields of `Job`."""
+    placement = ((0,) * stages,)
+    return Job(name, "", 1, stages, 1, 1, 1, (), (), placement, links=(), period=0, reads=(), lag=0, **facts)
 
 
 @dataclass(frozen=True)
@@ -192,11 +233,13 @@ class _Trace:
 class _FirstPass:
     """Results of the first pass through a stage.
 
-    ``handed`` has for each slice the tensors from the stage before. ``before`` and ``after`` describe what the stage
-    receives and sends; each is None where it does neither. ``traces`` has what was seen of the forward of each slice.
+    ``handed`` has for each slice the tensors from the stages before. ``before`` and ``after`` describe what the stage
+    receives and sends; each is None where it does neither; ``feeding`` has what each stage before hands on. ``traces``
+    has what was seen of the forward of each slice.
     """
 
     handed: Sequence[Any]
+    feeding: Mapping[int, Boundary]
     before: Boundary | None
     after: Boundary | None
     traces: Sequence[_Trace]
@@ -206,8 +249,8 @@ class _FirstPass:
 class Station:
     """A stage that is ready to run micro-batches of a shape, in any number of rounds (`MeasuredTurn`).
 
-    Methods take the number of a slice; a whole micro-batch has one. ``handed`` are the outputs of the stage before,
-    None for the first stage. ``before`` and ``after`` describe what the stage receives and sends for a slice,
+    Methods take the number of a slice; a whole micro-batch has one. ``handed`` are the outputs of the stages before,
+    None where there is none. ``before`` and ``after`` describe what the stage receives and sends for a slice,
     ``footprints`` what the forward of each slice leaves in memory, ``traits`` what the stage was seen to do in its
     first pass.
     """
@@ -227,16 +270,19 @@ class Station:
     def refill(self) -> None:
         """Fills the receive buffers again, because a stage may have changed its input in place."""
         for place, handed in enumerate(self.handed or ()):
-            for slot, tensor in zip(self.stage.inputs[0][place] if handed else (), handed, strict=True):
+            for slot, tensor in zip(self._received(place) if handed else (), handed, strict=True):
                 slot.copy_(tensor)
+
+    def _received(self, place: int) -> Tensors:
+        return tuple([tensor for slots in self.stage.inputs for tensor in slots[place]])
 
     def slices_of(self, micro_batch: int) -> range:
         """The numbers of the slices of a micro-batch."""
         return range(micro_batch * self.shape.slices, (micro_batch + 1) * self.shape.slices)
 
     def forward(self, micro: int) -> None:
-        """Runs a forward; the first stage loads the input, and the last stage also computes the loss."""
-        loaded = self.load_input(micro) if self.handed is None else self.stage.inputs[0][micro % self.shape.slices]
+        """Runs a forward; a stage that no other feeds loads the input, one that feeds no other computes the loss."""
+        loaded = self.load_input(micro) if self.handed is None else self._received(micro % self.shape.slices)
         self.stage.forward(micro, loaded, self.load_target(micro) if self.after is None else None)
         if self.after is not None:
             self.stage.outputs(micro)
@@ -251,7 +297,11 @@ class Station:
 
     def _backward(self, run: Callable[[int, Tensors], None], micro: int) -> None:
         run(micro, () if self.after is None else self.stage.gradients[0][0])
-        if self.before is not None:
+        backing = [feed.source for feed in self.before.feeds if feed.backs] if self.before is not None else []
+        if len(backing) > 1:
+            for source in backing:
+                self.stage.input_gradients(micro, source)
+        elif self.before is not None and (backing or not self.before.feeds):
             self.stage.input_gradients(micro)
 
     def forget_losses(self, turn: MeasuredTurn) -> None:
@@ -294,31 +344,35 @@ def stations(cut: ModelCut, progress: Callable[[str], None]) -> Iterator[tuple[i
     Raises `Misuse` if a stage does what the model file's interface does not allow. Raises `ModelError` if the model
     file's code raises an error.
     """
+    require_losses(cut.job, cut.model)
     # Way down: the output of every stage. Only descriptions and the tensors handed on are kept, no stage.
     first_pass = _way_down(cut, progress)
-    follow: dict[MeasuredShape, tuple[bool, ...] | None] = dict.fromkeys(cut.shapes)
+    used: dict[tuple[int, MeasuredShape], tuple[bool, ...]] = {}
     # Way back: each stage is made again, and its backward shows for which inputs gradients come back.
     for stage in reversed(range(cut.stages)):
-        yield stage, _ready(cut, stage, first_pass, follow)
+        yield stage, _ready(cut, stage, first_pass, used)
 
 
 def _ready(
     cut: ModelCut,
     stage: int,
     first_pass: dict[tuple[int, MeasuredShape], _FirstPass],
-    follow: dict[MeasuredShape, tuple[bool, ...] | None],
+    used: dict[tuple[int, MeasuredShape], tuple[bool, ...]],
 ) -> tuple[Station, ...]:
-    """Makes a stage ready for each shape; replaces in ``follow`` its outputs with gradients by its inputs with them."""
+    """Makes a stage ready for each shape; marks in ``used`` which outputs of the stages before get gradients back."""
     with running(cut, stage, min(cut.sizes)):
         module = cut.module(stage)
     ready: list[Station] = []
     for shape in cut.shapes:
         first_look = first_pass.pop((stage, shape))
-        after, wanted = _marked(first_look.after, follow[shape]), follow[shape]
+        wanted = used.get((stage, shape))
+        after = None if first_look.after is None else replace(first_look.after, differentiable=wanted or ())
         traces: list[_Trace] = []
         with_gradient: list[list[bool]] = []
         with running(cut, stage, shape.size):
-            probe = StageProbe(cut.model, stage, module, first_look.before, first_look.after is None, splits=True)
+            probe = StageProbe(
+                cut.of_stage(stage), stage, module, first_look.before, first_look.after is None, splits=True
+            )
             forwards = _forwards(cut, shape, probe, first_look.handed, measures=False)
             for first, probed in zip(first_look.traces, forwards, strict=True):
                 with cut.here():
@@ -326,29 +380,35 @@ def _ready(
                     with_gradient.append(probe.backward(probed, wanted))
                 footprint = replace(first.footprint, **halves)
                 traces.append(replace(first, traits=probed.traits, footprint=footprint))
-            follow[shape] = tuple(any(has) for has in zip(*with_gradient, strict=True))
-            before = _marked(first_look.before, follow[shape])
-            ready.append(_station(cut, stage, shape, module, _FirstPass(first_look.handed, before, after, traces)))
+            has_gradient = iter([any(has) for has in zip(*with_gradient, strict=True)])
+            feeding = dict[int, Boundary]()
+            for source, boundary in first_look.feeding.items():
+                marks = tuple(islice(has_gradient, len(boundary.shapes)))
+                feeding[source] = replace(boundary, differentiable=marks)
+                others = used.get((source, shape), (False,) * len(marks))
+                used[source, shape] = tuple(map(operator.or_, marks, others))
+            before = boundary_before(stage, cut.job, feeding)
+            ready.append(
+                _station(cut, stage, shape, module, _FirstPass(first_look.handed, feeding, before, after, traces))
+            )
     return tuple(ready)
-
-
-def _marked(boundary: Boundary | None, differentiable: tuple[bool, ...] | None) -> Boundary | None:
-    """Returns the description of a stage's tensors with a mark at those for which gradients come back."""
-    return None if boundary is None else replace(boundary, differentiable=differentiable or ())
 
 
 def _way_down(cut: ModelCut, progress: Callable[[str], None]) -> dict[tuple[int, MeasuredShape], _FirstPass]:
     first_pass: dict[tuple[int, MeasuredShape], _FirstPass] = {}
-    boundaries: dict[MeasuredShape, Boundary | None] = dict.fromkeys(cut.shapes)
-    handed: dict[MeasuredShape, list[Any]] = {shape: [None] * shape.slices for shape in cut.shapes}
+    boundaries: dict[MeasuredShape, dict[int, Boundary]] = {shape: {} for shape in cut.shapes}
+    outputs: dict[tuple[int, MeasuredShape], list[Tensors]] = {}
     for stage in range(cut.stages):
         with running(cut, stage, min(cut.sizes)):
             module = cut.module(stage)
         for shape in cut.shapes:
-            before, is_last = boundaries[shape], stage == cut.stages - 1
+            feeding = {source: boundaries[shape][source] for source in cut.job.feeding[stage]}
+            before, is_last = boundary_before(stage, cut.job, feeding), not cut.job.fed[stage]
+            of_slices = zip(*(outputs[source, shape] for source in feeding), strict=True)
+            handed: list[Any] = [sum(together, ()) for together in of_slices] or [None] * shape.slices
             with running(cut, stage, shape.size):
-                probe = StageProbe(cut.model, stage, module, before, is_last)
-                forwards = _forwards(cut, shape, probe, handed[shape], measures=True)
+                probe = StageProbe(cut.of_stage(stage), stage, module, before, is_last)
+                forwards = _forwards(cut, shape, probe, handed, measures=True)
             if forwards[0].traits.in_place:
                 raise Misuse(
                     f"{cut.kind} {stage} changes its input in place, so that it could not run again on it; "
@@ -356,8 +416,10 @@ def _way_down(cut: ModelCut, progress: Callable[[str], None]) -> dict[tuple[int,
                 )
             after = None if is_last else Boundary.of(forwards[0].form, forwards[0].outputs)
             traces = [_Trace(probed.traits, probed.footprint, probed.count) for probed in forwards]
-            first_pass[stage, shape] = _FirstPass(handed[shape], before, after, traces)
-            boundaries[shape], handed[shape] = after, [_handed_on(cut, probed) for probed in forwards]
+            first_pass[stage, shape] = _FirstPass(handed, feeding, before, after, traces)
+            if after is not None:
+                boundaries[shape][stage] = after
+                outputs[stage, shape] = [_handed_on(cut, probed) for probed in forwards]
         del module, probe, forwards  # before the next stage is made
         progress(f"looked at {cut.part(stage)}")
     return first_pass
@@ -389,12 +451,13 @@ def _forwards(
 ) -> list[ProbedForward]:
     """Runs a stage on each slice of the first micro-batch."""
     batches = cut.batches(shape)
+    load_input, load_target = cut.load_input(batches, probe.stage), cut.load_target(batches, probe.stage)
 
     def load(place: int) -> Any:
-        argument = batches.input(0, place) if probe.before is None else handed[place]
-        target = batches.target(0, place) if probe.is_last else None
+        argument = load_input(0, place) if probe.before is None else handed[place]
+        target = load_target(0, place) if probe.is_last else None
         loaded = batches.keywords(0, place)
-        keywords = {name: loaded[name] for name in accepted(probe.module, loaded)}
+        keywords = {name: loaded[name] for name in accepted(probe.module, loaded, probe.before)}
         return to_device((argument, target, keywords), cut.device)
 
     loaded = [*map(load, range(shape.slices))]
@@ -418,7 +481,7 @@ def _station(
     # Losses are read as a rank reads them; those on the meta device have no values.
     read: Reader = reader_of(device) if device.type != "meta" else lambda _update, _losses: list
     counted = first_pass.traces[0].count is not None
-    ending: StageOutput = LossOutput(cut.model.judge, 1.0, numbering, counted, read)
+    ending: StageOutput = LossOutput(cut.of_stage(stage).judge, 1.0, numbering, counted, read)
     if first_pass.after:
         ending = SendOutput(stage, first_pass.after)
     load_keywords = _loader(batches.keywords, slices, device, wanted=bool(traits.keywords))
@@ -439,7 +502,7 @@ def _station(
         is_compared=lambda _update: False,  # the second run may get other inputs than the first
     )
     # Receive buffers, with random gradients in place of received ones.
-    runnable.reserve({"y": ((1,) * slices,), "dx": ((1,),)}, device)
+    runnable.reserve({"y": ((1,) * slices,) * len(first_pass.feeding), "dx": ((1,),)}, device)
     for gradient in runnable.gradients[0][0] if runnable.gradients else ():
         with cut.here():
             gradient.copy_(torch.randn_like(gradient))
@@ -453,8 +516,8 @@ def _station(
         traits=traits,
         optimizer=optimizer,
         handed=None if first_pass.before is None else first_pass.handed,
-        load_input=_loader(batches.input, slices, device, wanted=first_pass.before is None),
-        load_target=_loader(batches.target, slices, device, wanted=first_pass.after is None),
+        load_input=_loader(cut.load_input(batches, stage), slices, device, wanted=first_pass.before is None),
+        load_target=_loader(cut.load_target(batches, stage), slices, device, wanted=first_pass.after is None),
     )
 
 

@@ -7,13 +7,14 @@ lower bound on the whole; of the others the exact bytes are computed.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from itertools import chain
 from operator import gt, sub
 from sys import maxsize
 from typing import NamedTuple
 
 from chimera_ir.cost.simulate import earliest
 from chimera_ir.diagnostics.model import Rejected
-from chimera_ir.errors import NoSuchTie
+from chimera_ir.errors import NoSuchTie, ProgramsDiffer
 from chimera_ir.ir.kinds import RECOMPUTATION
 from chimera_ir.ir.levels import Header, Quantity
 from chimera_ir.options import Options
@@ -28,7 +29,7 @@ from chimera_ir.predict.replay import replay
 from chimera_ir.predict.screen import size
 from chimera_ir.predict.setting import Measured, Setting
 from chimera_ir.profile.cluster import FREE, Cluster
-from chimera_ir.profile.costs import ModelProfile, stages_of
+from chimera_ir.profile.costs import ModelProfile
 from chimera_ir.request import EqualTimes
 from chimera_ir.source import Source
 from chimera_ir.syntax.ast import Scheme, is_clocked
@@ -63,10 +64,10 @@ class Judged:
     """A configuration that fits, with its predictions.
 
     ``equation`` is T of equation 1 in seconds per update, ``least`` a time that no replay undercuts, ``replayed`` the
-    time of a replay, if there was one. ``memory`` has the bytes of each worker, ``operations`` is the number of compute
-    operations; ``recomputes`` says whether any stage does. ``digest`` is `Variant.digest`; ``equal`` are configurations
-    of other names that compile to the same program. ``order`` is the order that a search found, and ``before`` the time
-    of a replay in the scheme's own order.
+    time of a replay, if there was one: means, if updates have different numbers of micro-batches. ``memory`` has the
+    bytes of each worker, ``operations`` is the number of compute operations; ``recomputes`` says whether any stage
+    does. ``digest`` is that of `Variant.digest`; ``equal`` are configurations of other names that compile to the same
+    program. ``order`` is the order that a search found, and ``before`` the time of a replay in the scheme's own order.
     """
 
     choice: Configuration
@@ -112,18 +113,18 @@ class Judged:
     @property
     def throughput(self) -> float:
         """Items per second, rounded to nine digits: configurations that differ in later digits are equally fast."""
-        return _rounded(self.choice.mini_batch / self.seconds)
+        return _rounded(self.choice.items / self.seconds)
 
     @property
     def most_throughput(self) -> float:
         """Items per second that no replay of the configuration exceeds."""
-        return _rounded(self.choice.mini_batch / self.least)
+        return _rounded(self.choice.items / self.least)
 
     def over(self, other: "Judged") -> float:
         """The throughput divided by that of ``other``: both by replays or, if one lacks a replay, by equation 1."""
         replays = self.replayed is not None and other.replayed is not None
         seconds, other_seconds = (self.seconds, other.seconds) if replays else (self.equation, other.equation)
-        return _rounded(self.choice.mini_batch / seconds / (other.choice.mini_batch / other_seconds))
+        return _rounded(self.choice.items / seconds / (other.choice.items / other_seconds))
 
 
 def _rounded(number: float) -> float:
@@ -151,6 +152,7 @@ class Judge:
         self._key: object = None
         self._variants: dict[Change, Variant] = {}
         self._moved: dict[Configuration, Variant] = {}
+        self._profiles: dict[object, ModelProfile] = {}
 
     @property
     def available(self) -> int:
@@ -163,11 +165,16 @@ class Judge:
 
     def setting(self, choice: Configuration) -> Setting:
         """The stages, the cluster and the layout that a configuration runs on."""
-        layers, split = self.profile.layers, choice.split
-        stages = stages_of(layers, split) if layers and split else self.profile.depths[choice.stages]
+        stages = self._profile(choice).stages_in(choice.stages, choice.split)
         replica_layout = self.options.layout == "replica"
         where = self.cluster, choice.copies, choice.micro_batch_size, replica_layout
         return Setting(stages, *where, self.options.shard_optimizer)
+
+    def _profile(self, choice: Configuration) -> ModelProfile:
+        key = choice.named, choice.sources
+        if key not in self._profiles:
+            self._profiles[key] = self.profile.joined(*key)
+        return self._profiles[key]
 
     def all_of(self, choices: Sequence[Configuration]) -> list[Verdict]:
         """Judges each configuration; if it lacks memory, again with moves to the host, then with recomputation."""
@@ -208,16 +215,18 @@ class Judge:
         variant = self.variant(choice)
         if variant.header.moves or variant.header.workers == 1:
             return None
-        if not self.profile.layers and _exceeds(standing(variant, self.setting(choice)), self.room(variant.header)):
+        if not self._profile(choice).layers and _exceeds(
+            standing(variant, self.setting(choice)), self.room(variant.header)
+        ):
             return None
         verdict = self._verdict(choice.offloading)
         return verdict if isinstance(verdict, Judged) else None
 
     def _verdict(self, choice: Configuration) -> Verdict:
         try:
-            if self.profile.layers:
+            if self._profile(choice).layers:
                 return self._best_split(choice)
-            return self._as_split(replace(choice, split=self.profile.splits.get(choice.stages)))
+            return self._as_split(replace(choice, split=self._profile(choice).splits.get(choice.stages)))
         except Rejected as rejected:
             return refusal(rejected, choice.source, choice.settings, choice.micro_batch_size)
         except NoSuchTie as error:
@@ -227,7 +236,7 @@ class Judge:
         """The verdict with a split that fits, and whose slowest stage takes the least time."""
         variant, options = self.variant(choice), self.options
         splits = LayerSplits(
-            self.profile.layers, variant.header, choice.micro_batch_size, choice.copies, options.shard_optimizer
+            self._profile(choice), variant.header, choice.micro_batch_size, choice.copies, options.shard_optimizer
         )
         room = self.room(variant.header)
         verdict: Verdict = LeftOut.of(choice, Reason.MEMORY, "no split of the layers fits the workers")
@@ -240,6 +249,49 @@ class Judge:
         return verdict
 
     def _as_split(self, choice: Configuration) -> Verdict:
+        """The verdict on a configuration with a split; of several numbers of micro-batches each is judged."""
+        (largest, share), *smaller = choice.sizes
+        verdict = self._of_size(largest)
+        if isinstance(verdict, LeftOut) or not smaller:
+            return verdict
+        judged, shares = [verdict], [share]
+        for sized, share in smaller:
+            try:
+                verdict = self._of_size(sized)
+            except Rejected as rejected:
+                verdict = refusal(rejected, sized.source, sized.settings, sized.micro_batch_size)
+            if isinstance(verdict, LeftOut):
+                number = counted(sized.micro_batches, "micro-batch")
+                return replace(verdict, detail=f"with {number}: {verdict.detail}", choice=choice)
+            judged.append(verdict)
+            shares.append(share)
+        try:
+            self._require_together([verdict.choice for verdict in judged])
+        except ProgramsDiffer as error:
+            return LeftOut.of(choice, Reason.REFUSED, str(error))
+        digests = [verdict.digest for verdict in judged]
+        return replace(
+            judged[0],
+            choice=replace(judged[0].choice, others=choice.others),
+            equation=_mean(shares, [verdict.equation for verdict in judged]),
+            least=_mean(shares, [verdict.least for verdict in judged]),
+            memory=tuple(map(max, *(verdict.memory for verdict in judged))),
+            operations=sum(verdict.operations for verdict in judged),
+            digest=None if None in digests else repr((shares, digests)),
+        )
+
+    def _require_together(self, sizes: Sequence[Configuration]) -> None:
+        """Raises `ProgramsDiffer` if the programs cannot share a directory; the first one is the largest."""
+        from chimera_ir.codegen.facts import used_by
+        from chimera_ir.several import require_alike, require_prepared
+
+        variants = [self.variant(choice) for choice in sizes]
+        largest, *smaller = ((variant.header, used_by([*chain(*variant.lanes)])) for variant in variants)
+        for header, uses in smaller:
+            require_alike(header, largest[0])
+            require_prepared(header, uses, *largest)
+
+    def _of_size(self, choice: Configuration) -> Verdict:
         choice = self._cut(choice)
         setting, variant = self.setting(choice), self.variant(choice)
         header = variant.header
@@ -297,7 +349,8 @@ class Judge:
         return other if other.seconds < first.seconds else first
 
     def _replayed(self, judged: Judged) -> Judged:
-        return replace(judged, replayed=_by_replay(self.variant(judged.choice), self.setting(judged.choice)))
+        setting, (sizes, shares) = self.setting(judged.choice), zip(*judged.choice.sizes, strict=True)
+        return replace(judged, replayed=_mean(shares, [_by_replay(self.variant(sized), setting) for sized in sizes]))
 
     def _least(self, choice: Configuration) -> float:
         """The time with free messages and sums, in the better of the splits that `replayed` tries.
@@ -305,7 +358,7 @@ class Judge:
         Where operations have no clocks, their order depends on the split, so the mean work of a worker takes its place.
         """
         variant = self.variant(choice)
-        if not is_clocked(self.schemes[choice.source]) and self.profile.layers:
+        if not is_clocked(self.schemes[choice.source]) and self._profile(choice).layers:
             measured = Measured.of(self.setting(choice))
             work = sum(measured.duration(operation, variant.header) for lane in variant.lanes for operation in lane)
             return float(work / variant.header.workers / (variant.header.updates if variant.header.asynchronous else 1))
@@ -330,10 +383,8 @@ class Judge:
         return replace(choice, lengths=self.setting(choice).equal_times(choice.slices, self.profile.positions))
 
     def _evenly_split(self, choice: Configuration) -> Configuration:
-        layers = len(self.profile.layers)
-        if not layers:
-            return choice
-        return replace(choice, split=tuple(stage * layers // choice.stages for stage in range(choice.stages)))
+        profile = self._profile(choice)
+        return replace(choice, split=profile.even(choice.stages)) if profile.layers else choice
 
     def variant(self, choice: Configuration) -> Variant:
         """The compiled scheme of a configuration, in the scheme's own order."""
@@ -384,8 +435,13 @@ class Judge:
         """Divides the time of an update: by replays of the program if ``replays``, else by equation 1, without steps.
 
         The same program is predicted as it is, then without the time of sums, then of messages, and then of steps: the
-        differences are their parts.
+        differences are their parts. With several numbers of micro-batches all are means.
         """
+        sizes, shares = zip(*judged.choice.sizes, strict=True)
+        parts = [self._time_parts(replace(judged, choice=sized), replays) for sized in sizes]
+        return TimeParts(*(_mean(shares, seconds) for seconds in zip(*parts, strict=True)))
+
+    def _time_parts(self, judged: Judged, replays: bool) -> TimeParts:
         variant, setting = self.in_order_found(judged), self.setting(judged.choice)
         no_sums = replace(setting, cluster=replace(setting.cluster, sums=FREE))
         no_messages = replace(no_sums, cluster=replace(no_sums.cluster, within=FREE, between=FREE))
@@ -417,6 +473,11 @@ class Judge:
 
 def _exceeds(needed: Sequence[int], room: Sequence[int]) -> bool:
     return any(map(gt, needed, room))
+
+
+def _mean(shares: Sequence[Fraction], seconds: Sequence[float]) -> float:
+    """The mean of times, of which each has a share of all updates; a single one is as it is."""
+    return sum(float(share) * time for share, time in zip(shares, seconds, strict=True))
 
 
 def _by_equation(variant: Variant, setting: Setting) -> float:

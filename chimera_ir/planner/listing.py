@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from itertools import islice
 from pathlib import PurePath
 
@@ -10,12 +11,13 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from chimera_ir import library
-from chimera_ir.cost.durations import rounded, seconds
+from chimera_ir.cost.durations import number, rounded, seconds
+from chimera_ir.cost.durations import percent as ratio
 from chimera_ir.escapes import as_argument, command_line
 from chimera_ir.options import Options
 from chimera_ir.planner.judge import ALONE, Judged
 from chimera_ir.planner.rank import CONTENDING_OPERATIONS, Ranking, contenders, grouped, nearest, plain_need
-from chimera_ir.planner.space import MAX_OPERATIONS, LeftOut, Reason, Recomputation, Roles
+from chimera_ir.planner.space import MAX_OPERATIONS, Configuration, LeftOut, Reason, Recomputation, Roles
 from chimera_ir.plural import counted, listed
 from chimera_ir.predict.screen import size
 from chimera_ir.profile.cluster import torchrun
@@ -69,10 +71,21 @@ def compile_line(judged: Judged, shared: Options) -> str:
     if judged.order:
         words = [as_argument(order_file(judged))]
     else:
-        words = [as_argument(scheme_argument(choice.source)), *(f"{name}={value}" for name, value in choice.settings)]
+        words = [as_argument(scheme_argument(choice.source)), *_settings(choice)]
+    if choice.others:
+        shares = ",".join(f"{sized.micro_batches}:{share}" for sized, share in reversed(choice.sizes))
+        words += ["--out", as_argument(f"{judged.scheme}.out"), "--numbers", shares]
     words += options.words(*_IN_COMMAND)
     words += ["--max-operations", str(options.max_operations)] if options.max_operations > MAX_OPERATIONS else []
     return f"chimera compile {command_line(words)}"
+
+
+def _settings(choice: Configuration) -> Iterator[str]:
+    """The words that set the parameters, each to its values for all numbers of micro-batches."""
+    each = [sized.settings for sized, _ in reversed(choice.sizes)]
+    for settings in zip(*each, strict=True):
+        name, values = settings[0][0], dict.fromkeys(value for _, value in settings)
+        yield f"{name}={','.join(map(str, values))}"
 
 
 def order_file(judged: Judged) -> str:
@@ -97,9 +110,7 @@ def recommendation(ranking: Ranking) -> tuple[str, ...]:
 def _nothing(ranking: Ranking) -> tuple[str, ...]:
     nothing, need = "no configuration is left", nearest(ranking)
     items, profile = ranking.judge.question.mini_batch, ranking.judge.profile
-    sizes = sorted(
-        {number for parts in (profile.layers, *profile.depths.values()) for part in parts for number in part.at}
-    )
+    sizes = sorted({number for part in profile.parts for number in part.at})
     if need:
         choice, again = need.choice, ", recompute" if need.choice.change.recompute else ""
         words = " ".join((scheme_argument(choice.source), *(f"{name}={value}" for name, value in choice.settings)))
@@ -115,16 +126,21 @@ def _nothing(ranking: Ranking) -> tuple[str, ...]:
 def _answer(first: Judged) -> str:
     choice = first.choice
     where = f" on {counted(choice.workers, 'worker')}" if choice.stages != choice.workers else ""
-    pieces = "" if choice.stages == 1 else f" in {counted(choice.stages, 'stage')} (D)"
-    model = f"the whole model{pieces}" if first.is_alone else f"{counted(choice.stages, 'stage')} (D){where}"
+    groups = ", ".join(f"{name} {stop - start}" for name, start, stop in choice.named) or "D"
+    stages = f"{counted(choice.stages, 'stage')} ({groups})"
+    pieces = "" if choice.stages == 1 else f" in {stages}"
+    model = f"the whole model{pieces}" if first.is_alone else f"{stages}{where}"
     name = f"{first.name} (as {first.scheme})" if first.is_alone else first.name
-    batches = f"{counted(choice.micro_batches, 'micro-batch')} (N) of {counted(choice.micro_batch_size, 'item')} (B)"
+    fewer = [number for _, number, _ in reversed(choice.others)]
+    micros = listed([*fewer, counted(choice.micro_batches, "micro-batch")], "or")
+    batches = f"{micros} (N) of {counted(choice.micro_batch_size, 'item')} (B)"
     return f"run {name}: {counted(choice.copies, 'copy')} (W) of {model}, {batches} in each"
 
 
 def _reasons(ranking: Ranking) -> Iterator[str]:
     first, *others = ranking.rows()
-    speed = f"{first.throughput:.4g} items/s, {seconds(first.seconds)} for an update"
+    of_mean = " on average" if first.choice.others else ""
+    speed = f"{first.throughput:.4g} items/s, {seconds(first.seconds)} for an update{of_mean}"
     yield f"predicted: {speed}; the fullest worker needs {size(max(first.memory))} of {size(ranking.judge.available)}"
     if idle := first.choice.idle(ranking.judge.question.workers):
         stay = f"{idle} of {counted(ranking.judge.question.workers, 'worker')} {'stays' if idle == 1 else 'stay'} idle"
@@ -178,9 +194,9 @@ def _longer(ranking: Ranking, first: Judged, other: Judged) -> str:
         return "is as fast"
     replays = first.replayed is not None and other.replayed is not None
     spent, by_first = (ranking.judge.time_parts(judged, replays) for judged in (other, first))
-    unit = sum(by_first) / first.choice.mini_batch
+    unit = sum(by_first) / float(first.choice.items)
     shares = {
-        name: (seconds / other.choice.mini_batch - before / first.choice.mini_batch) / unit
+        name: (seconds / other.choice.items - before / first.choice.items) / unit
         for name, seconds, before in zip(_WORDS, spent, by_first, strict=True)
     }
     ordered = sorted(shares.items(), key=lambda item: -abs(item[1]))
@@ -323,7 +339,9 @@ def lines(judged: Judged, ranking: Ranking) -> str:
 def _heading(ranking: Ranking) -> Text:
     question, judge = ranking.judge.question, ranking.judge
     name = judge.profile.name or "the model"
-    workers, batches = counted(question.workers, "worker"), f"mini-batches of {question.mini_batch:,}"
+    sizes = [f"{items:,} ({ratio(share)})" for items, share in reversed(question.mini_batches)]
+    workers = counted(question.workers, "worker")
+    batches = f"mini-batches of {listed(sizes) if question.others else format(question.mini_batch, ',')}"
     said = f": {workers} with {size(judge.available)}, {batches}"
     return Text.assemble((f"{name} on {judge.cluster.name}", "bold"), said)
 
@@ -348,7 +366,8 @@ def _hidden(ranking: Ranking, rows: Sequence[Judged], view: View) -> Iterator[Te
 
 def _row(place: int, judged: Judged, ranking: Ranking) -> Iterator[str]:
     choice, first = judged.choice, ranking.choices[0]
-    counts = choice.copies, choice.stages, choice.micro_batch_size, choice.micro_batches
+    numbers = ", ".join(str(sized.micro_batches) for sized, _ in reversed(choice.sizes))
+    counts = choice.copies, choice.stages, choice.micro_batch_size, numbers
     yield from (str(place), judged.name, *map(str, counts), _more(judged, ranking))
     yield f"{judged.throughput:.4g}" + ("*" if judged.replayed is None else "")
     yield "" if judged is first else f"+{percent(max(0.0, first.over(judged) - 1))}"
@@ -393,7 +412,8 @@ def _left_out(ranking: Ranking, why: bool) -> Iterator[RenderableType]:
     for members in sorted(groups, key=lambda members: key(members[0])):
         nearest = min(members, key=lambda left_out: left_out.needed)
         scheme, reason, count = scheme_argument(nearest.source), nearest.reason.value, str(len(members))
-        example = f"{', '.join(_attempted(nearest, ranking.roles[nearest.source]))}: {nearest.detail}"
+        attempted = ", ".join(_attempted(nearest, ranking.roles[nearest.source]))
+        example = f"{attempted}: {nearest.detail}" if attempted else nearest.detail
         rows.append((scheme, reason, count, example) if why else (reason, count, f"{scheme} {example}"))
     columns = Column("left out"), Column("why"), Column("how many", "right", whole=True), Column("for example")
     yield from (Text(), Table(columns[not why :], rows).for_terminal())
@@ -426,6 +446,7 @@ def as_json(
         "cluster": judge.cluster.name,
         "workers": question.workers,
         "mini_batch": question.mini_batch,
+        **_shares("mini_batches", question.mini_batches),
         "memory_available": judge.available,
         "recommendation": list(answer),
         "choices": [as_values(judged, question.workers) for judged in ranking.choices],
@@ -436,6 +457,11 @@ def as_json(
         "left_out": [_reason(left_out) for left_out in ranking.left_out],
         "commands": lines(chosen, ranking).splitlines() if chosen else [],
     }
+
+
+def _shares(name: str, shares: Sequence[tuple[int, Fraction]]) -> dict[str, object]:
+    """An entry with the share of updates that has each number, ascending; none if all have the same one."""
+    return {name: {str(count): number(share) for count, share in reversed(shares)}} if len(shares) > 1 else {}
 
 
 def as_values(judged: Judged, workers: int) -> dict[str, object]:
@@ -450,6 +476,7 @@ def as_values(judged: Judged, workers: int) -> dict[str, object]:
         "D": choice.stages,
         "B": choice.micro_batch_size,
         "N": choice.micro_batches,
+        **_shares("numbers", [(sized.micro_batches, share) for sized, share in choice.sizes]),
         "workers": choice.workers,
         "idle": choice.idle(workers),
         "mini_batch": choice.mini_batch,

@@ -2,18 +2,20 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from operator import sub
 from os import PathLike
 from typing import Literal
 
 from chimera_ir import library as schemes_of_library
 from chimera_ir.compilation import Compilation
+from chimera_ir.cost.durations import positive
 from chimera_ir.diagnostics.model import closest
 from chimera_ir.elaborate.elaborate import parameter_names
 from chimera_ir.errors import CompileError, OptionError
 from chimera_ir.escapes import visible
 from chimera_ir.ir.levels import Strategy
-from chimera_ir.options import WHOLE, Options, Spell, integer, read_inputs
+from chimera_ir.options import WHOLE, Cost, Options, Spell, integer, read_inputs
 from chimera_ir.orders.cp_sat import require_solver
 from chimera_ir.orders.search import Ended, SearchBudget, improvement
 from chimera_ir.planner.judge import Judge, Judged
@@ -36,7 +38,10 @@ _RECOMPUTATION = {None: Recomputation.WHERE_NEEDED, True: Recomputation.ALWAYS, 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class RankedSchemes:
-    """Configurations that fit a cluster, best first; `compilation` compiles one as it was predicted."""
+    """Configurations that fit a cluster, best first; `compilation` compiles one as it was predicted.
+
+    If updates have different numbers of items, that is the program for the largest one.
+    """
 
     ranking: Ranking
     warnings: tuple[str, ...]
@@ -67,7 +72,7 @@ def rank_schemes(
     *schemes: str | PathLike[str] | Source,
     profile: str | PathLike[str],
     cluster: str | PathLike[str],
-    mini_batch: int,
+    mini_batch: int | Mapping[int, Cost],
     workers: int | None = None,
     settings: Mapping[str, int] | None = None,
     asynchronous: bool | None = None,
@@ -94,7 +99,8 @@ def rank_schemes(
     profile, cluster
         Paths of the files that say what the model's stages cost and what the model runs on.
     mini_batch
-        Items of an update.
+        Items of an update; or for each of several numbers of items the share of updates that has it, of any sum:
+        ``{64: 1, 96: 3}``. Times are then means, and items per second those of all updates together.
     workers
         How many to use; by default all of the cluster.
     settings
@@ -132,12 +138,14 @@ def rank_schemes(
         seed=seed,
         library=library,
     )
-    WHOLE.require(spell("mini_batch"), mini_batch)
+    largest, *others = _mini_batches(mini_batch, spell)
     if unknown := [sync for sync in syncs if sync not in SYNCS]:
         raise OptionError(f"{spell('syncs')}: {unknown[0]!r:.60}: it is one of {', '.join(SYNCS)}")
     if recompute not in (None, True, False):
         raise OptionError(f"{spell('recompute')} is {recompute!r:.60}: it is True, False or None")
     budget = shared.budget(spell)
+    if budget is not None and others:
+        raise OptionError(f"{spell('search')}: it finds an order for one number of micro-batches; give one mini-batch")
     if budget is not None:
         require_solver("a search")
     # Files and schemes first: their mistakes end the call before any work.
@@ -153,7 +161,8 @@ def rank_schemes(
     # The question says which configurations there are, the judge what is known of model and cluster.
     question = Question(
         workers=number,
-        mini_batch=mini_batch,
+        mini_batch=largest[0],
+        others=tuple(others),
         settings=fixed,
         recomputation=_RECOMPUTATION[recompute],
         syncs=tuple(dict.fromkeys(map(Strategy, syncs))),
@@ -168,6 +177,21 @@ def rank_schemes(
     if budget is not None:
         ranking = searched(ranking, budget, tell)
     return RankedSchemes(ranking, tuple(inputs.warnings))
+
+
+def _mini_batches(mini_batch: int | Mapping[int, Cost], spell: Spell) -> list[tuple[int, Fraction]]:
+    """The numbers of items of an update with their shares of all updates, which add up to 1; the largest first."""
+    weights = dict[int, Fraction]()
+    for items, share in (mini_batch if isinstance(mini_batch, Mapping) else {mini_batch: 1}).items():
+        WHOLE.require(spell("mini_batch"), items)
+        try:
+            weights[items] = positive("a share", str(share), "leave out a number that does not occur")
+        except ValueError as error:
+            raise OptionError(f"{spell('mini_batch')} {items}:{share}: {error}") from error
+    if not weights:
+        raise OptionError(f"{spell('mini_batch')}: there is no number of items")
+    total = sum(weights.values())
+    return [(items, weights[items] / total) for items in sorted(weights, reverse=True)]
 
 
 def _library(

@@ -324,7 +324,7 @@ def plain_need(ranking: Ranking) -> Need | None:
     space = Space(baseline, judge.schemes[baseline], of_baseline, profile, question)
     settings = tuple({**single, of_baseline.micro_batches: 1}.items()) if of_baseline.micro_batches else ()
     choices = (
-        replace(choice, settings=settings, micro_batches=1, split=(0,) if profile.layers else None)
+        replace(choice, settings=settings, micro_batches=1, others=(), split=(0,) if profile.layers else None)
         for choice in space.configurations()
         if isinstance(choice, Configuration)
     )

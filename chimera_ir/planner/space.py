@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from fractions import Fraction
 from functools import cache
 from itertools import count, product
 from pathlib import Path
@@ -20,10 +21,11 @@ from chimera_ir.diagnostics.model import Rejected
 from chimera_ir.elaborate.elaborate import outline, parameter_names
 from chimera_ir.elaborate.evaluate import LIMIT
 from chimera_ir.errors import ParameterError, UnreadableText
+from chimera_ir.ir.graph import NamedStages
 from chimera_ir.ir.levels import Header, Strategy
-from chimera_ir.plural import counted
+from chimera_ir.plural import counted, listed
 from chimera_ir.profile import document
-from chimera_ir.profile.costs import ModelProfile
+from chimera_ir.profile.costs import ModelProfile, StageCosts
 from chimera_ir.request import EqualTimes
 from chimera_ir.source import Source
 from chimera_ir.syntax.ast import Operation, Scheme
@@ -181,11 +183,10 @@ _IDLE = 4
 """Depths for layers that leave this part of the workers idle, or more, are not tried."""
 
 _STALE = "its gradients are of older weights; --asynchronous considers it"
+_SAME = "without a flush all updates have as many micro-batches"
 _MOVED = "it moves activations to the host, and recomputes none"
 
 _SLICED = "the model must hand on a carry of its slices; --scheme, or a profile with slices, considers it"
-
-_GROUPS = "it is for a model of several parts, and the layers of a profile are a chain"
 
 _HOST = "it moves activations to the host, and the cluster has no [host] to tell how long that takes"
 
@@ -204,9 +205,10 @@ class Recomputation(Enum):
 class Question:
     """The question that a plan answers: how many workers, how many items in an update, and what to consider.
 
-    ``settings`` are fixed parameters, ``syncs`` strategies for gradient sums. ``asynchronous`` and ``sliced`` admit
-    schemes without a flush and with slices; ``hosted`` says whether the cluster has a link to the host, without which
-    schemes that off-load are left out.
+    Updates may have different numbers of items: ``mini_batch`` is the largest one, ``others`` are the others, each with
+    the share of all updates that has it. ``settings`` are fixed parameters, ``syncs`` strategies for gradient sums.
+    ``asynchronous`` and ``sliced`` admit schemes without a flush and with slices; ``hosted`` says whether the cluster
+    has a link to the host, without which schemes that off-load are left out.
     """
 
     workers: int
@@ -218,6 +220,12 @@ class Question:
     max_operations: int
     sliced: bool = False
     hosted: bool = False
+    others: tuple[tuple[int, Fraction], ...] = ()
+
+    @property
+    def mini_batches(self) -> tuple[tuple[int, Fraction], ...]:
+        """All numbers of items, the largest first, each with its share of all updates."""
+        return ((self.mini_batch, 1 - sum((share for _, share in self.others), Fraction(0))), *self.others)
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,6 +235,10 @@ class Configuration:
     ``change`` is applied to the scheme. ``split`` is the first layer of each stage; None if the profile has no layers,
     or until the `Judge` has chosen one. ``lengths`` are the relative lengths of the ``slices``, empty if all are equal;
     the judge puts numbers in place of `EqualTimes`. With ``offload`` activations move as with `--offload auto`.
+    ``named`` are the groups of the stages, if they have names, and ``sources`` the stages that no other feeds.
+
+    Updates may have different numbers of micro-batches. Then N is the largest one, and ``others`` have the settings of
+    each other one, the number, and the share of all updates that has it.
     """
 
     source: Source
@@ -241,6 +253,9 @@ class Configuration:
     slices: int = 1
     lengths: tuple[int, ...] | EqualTimes = ()
     offload: bool = False
+    named: tuple[NamedStages, ...] = ()
+    sources: tuple[int, ...] = (0,)
+    others: tuple[tuple[tuple[_Setting, ...], int, Fraction], ...] = ()
 
     @property
     def known_lengths(self) -> tuple[int, ...]:
@@ -254,8 +269,20 @@ class Configuration:
 
     @property
     def mini_batch(self) -> int:
-        """The items of an update: B N W."""
+        """The items of an update with N micro-batches: B N W."""
         return self.micro_batch_size * self.micro_batches * self.copies
+
+    @property
+    def sizes(self) -> "tuple[tuple[Configuration, Fraction], ...]":
+        """The configuration with each number of micro-batches alone, N first, and the share of updates that has it."""
+        rest = 1 - sum((share for _, _, share in self.others), Fraction(0))
+        smaller = ((replace(self, settings=of, micro_batches=n, others=()), share) for of, n, share in self.others)
+        return (replace(self, others=()), rest), *smaller
+
+    @property
+    def items(self) -> int | Fraction:
+        """The mean number of items of an update."""
+        return sum(share * sized.mini_batch for sized, share in self.sizes) if self.others else self.mini_batch
 
     @property
     def operations(self) -> int:
@@ -288,7 +315,7 @@ class Reason(Enum):
     STALE = "without a flush"
     SLICED = "in slices"
     HOST = "without a link to the host"
-    GROUPS = "for a model of several parts"
+    GROUPS = "for another kind of model"
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,12 +369,19 @@ class Space:
         self._names = parameter_names(self.scheme)
         self._fixed = {name: value for name, value in self.question.settings.items() if name in self._names}
         self._depths = _depths(self.profile, self.question.workers)
+        self._fitting = {
+            name: _depths_of_group(part, self.question.workers) for name, part in self.profile.groups.items()
+        }
         clauses = (clause for pipe in self.scheme.pipes for clause in pipe.clauses)
         self._moves = any(isinstance(clause, Operation) and clause.subjects[0].kind.moves for clause in clauses)
         self._unmet = Change(self.question.recomputation is Recomputation.ALWAYS).unmet_by(self.scheme)
 
     def configurations(self) -> Iterator[Configuration | LeftOut]:
         """Yields every configuration once, or a `LeftOut` in its place if the header alone rules it out."""
+        header = _header(self.scheme, self._fixed, self.question.max_operations)
+        if header and (other := self._other_model(header)):
+            yield self._out(self._fixed, None, Reason.GROUPS, other)
+            return
         # Sizes first, from all divisors of the depths; each combination of sizes has values of the further parameters.
         depths = sorted({part for depth in self._depths for part in _divisors(depth)})
         tried = [self._values(name, depths) for name in self.roles.sizes]
@@ -366,6 +400,14 @@ class Space:
             text = f"{tries:,} of {of:,} combinations of its parameters were tried, spread evenly; fix some with --set"
             yield self._out(self._fixed, None, Reason.SPACE, text)
 
+    def _other_model(self, outlined: Header) -> str:
+        """What the scheme is for, if that is another kind of model than the profile's; else empty."""
+        names, groups = [name for name, *_ in outlined.named], [*self.profile.groups]
+        if {*names} == {*groups} and (names == groups or not self.profile.groups[names[0]].layers):
+            return ""
+        model = f"is of {listed(groups)}" if groups else "is a chain of stages or layers"
+        return f"it is for {listed(names) if names else 'a chain of stages'}, and the model of the profile {model}"
+
     def _others(self, sizes: Sequence[_Setting]) -> list[list[_Setting]]:
         """For each parameter that is neither a size nor N, the settings to try with these sizes."""
         divisors = _divisors(math.prod(value for _, value in sizes) if sizes else max(self._depths))
@@ -376,17 +418,19 @@ class Space:
         """Whether a scheme with these sizes may have a number of stages that is to be tried."""
         fixed = [setting for values in self._defaults() for setting in values]
         outlined = self._outlined(dict((*sizes, *fixed)))
-        return isinstance(outlined, LeftOut) or self._has(outlined.stages)
+        return isinstance(outlined, LeftOut) or self._has(outlined)
 
     def _with(self, settings: dict[str, int]) -> Iterator[Configuration | LeftOut]:
         outlined = self._outlined(settings)
         if isinstance(outlined, LeftOut):
             yield from [outlined] if self._is_missed(settings) else []
-        elif self._has(outlined.stages):
+        elif other := self._other_model(outlined):
+            yield self._out(settings, None, Reason.GROUPS, other)
+        elif self._has(outlined):
             if outlined.asynchronous and not self.question.asynchronous:
                 yield self._out(settings, None, Reason.STALE, _STALE)
-            elif outlined.named:
-                yield self._out(settings, None, Reason.GROUPS, _GROUPS)
+            elif outlined.asynchronous and self.question.others:
+                yield self._out(settings, None, Reason.STALE, _SAME)
             elif outlined.slices > 1 and not (self.question.sliced or self.profile.has_slices):
                 yield self._out(settings, None, Reason.SLICED, _SLICED)
             elif self._moves and not self.question.hosted:
@@ -396,12 +440,21 @@ class Space:
             else:
                 yield from self._split(settings, outlined)
         elif self._is_fixed or (len(self.roles.sizes) == 1 and self._is_missed(settings)):
-            depths = ", ".join(map(str, sorted(self.profile.depths))) or counted(len(self.profile.layers), "layer")
-            yield self._out(settings, None, Reason.PROFILE, f"depth {outlined.stages}; the profile has {depths}")
+            stages = ", ".join(f"{stop - start} of {name}" for name, start, stop in outlined.named)
+            groups = (f"{_known(group)} of {name}" for name, group in self.profile.groups.items())
+            known = ", ".join(groups) or _known(self.profile)
+            text = f"depth {stages or outlined.stages}; the profile has {known}"
+            yield self._out(settings, None, Reason.PROFILE, text)
 
-    def _has(self, stages: int) -> bool:
+    def _has(self, outlined: Header) -> bool:
         """Whether so many stages are considered: the depths to try or, where all sizes are fixed, up to all layers."""
-        return stages in self._depths or (self._is_fixed and stages <= len(self.profile.layers))
+        parts = [(self.profile, self._depths, outlined.stages)]
+        if self.profile.groups:
+            sizes = ((name, stop - start) for name, start, stop in outlined.named)
+            parts = [(self.profile.groups[name], self._fitting[name], stages) for name, stages in sizes]
+        return all(
+            stages in depths or (self._is_fixed and stages <= len(part.layers)) for part, depths, stages in parts
+        )
 
     def _is_missed(self, settings: Mapping[str, int]) -> bool:
         """Whether the user may miss a combination: its sizes give a depth to try, or the user fixed them."""
@@ -447,19 +500,27 @@ class Space:
             yield self._out(settings, None, Reason.SPLIT, text)
             return
         # B is any size for which all stages have costs, N follows from the mini-batch.
-        costs = self.profile.layers or self.profile.depths[outlined.stages]
+        costs = self._costs(outlined)
         for size in sorted(set.intersection(*(set(part.at) for part in costs))):
-            number = self._micro_batches(outlined, copies * size)
-            if isinstance(number, str):
-                yield self._out(settings, size, Reason.SPLIT, number)
+            together = copies * size
+            numbers = [self._micro_batches(outlined, together, items) for items, _ in self.question.mini_batches]
+            if refused := [number for number in numbers if isinstance(number, str)]:
+                yield self._out(settings, size, Reason.SPLIT, refused[0])
             elif outlined.halves and size % outlined.parts:
                 yield self._out(settings, size, Reason.SPLIT, f"a micro-batch of {size} cannot be halved")
             else:
-                yield from self._choices(settings, outlined, copies, number, size)
+                counts = [number for number in numbers if isinstance(number, int)]
+                yield from self._choices(settings, outlined, copies, counts, size)
 
-    def _micro_batches(self, outlined: Header, together: int) -> int | str:
+    def _costs(self, outlined: Header) -> tuple[StageCosts, ...]:
+        profile = self.profile.joined(outlined.named, _sources(outlined))
+        return profile.layers or profile.depths[outlined.stages]
+
+    def _micro_batches(self, outlined: Header, together: int, mini_batch: int) -> int | str:
         """How many micro-batches N a copy needs, or why no N fits; ``together`` is W B."""
-        name, mini_batch = self.roles.micro_batches, self.question.mini_batch
+        name = self.roles.micro_batches
+        if name is None and self.question.others:
+            return "no parameter is the number of micro-batches"
         if name is None:
             count = outlined.whole_micro_batches
             least = count * together
@@ -472,20 +533,37 @@ class Space:
         return count
 
     def _choices(
-        self, settings: dict[str, int], outlined: Header, copies: int, count: int, size: int
+        self, settings: dict[str, int], outlined: Header, copies: int, counts: Sequence[int], size: int
     ) -> Iterator[Configuration]:
         name = self.roles.micro_batches
-        whole = {**settings, **({name: count} if name else {})}
-        given = tuple((parameter, whole[parameter]) for parameter in self._names if parameter in whole)
+
+        def given(count: int) -> tuple[_Setting, ...]:
+            whole = {**settings, **({name: count} if name else {})}
+            return tuple((parameter, whole[parameter]) for parameter in self._names if parameter in whole)
+
+        first, *smaller = counts
+        shares = (share for _, share in self.question.others)
+        others = tuple((given(count), count, share) for count, share in zip(smaller, shares, strict=True))
         syncs = (None,) if outlined.steps_inside else self.question.syncs
         # Slices are tried with equal lengths and, where the profile has their times, with equal times.
-        costs = self.profile.layers or self.profile.depths[outlined.stages]
+        costs = self._costs(outlined)
         timed = 1 < outlined.slices <= self.profile.positions and all(part.at[size].slices for part in costs)
         tried: tuple[tuple[int, ...] | EqualTimes, ...] = ((), EqualTimes.EQUAL_TIMES) if timed else ((),)
         for lengths, sync in product(tried, syncs):
             change = Change(self.question.recomputation is Recomputation.ALWAYS, _CHANGED[sync])
-            sizes = outlined.stages, outlined.workers, copies, count, size
-            yield Configuration(self.source, given, *sizes, change, slices=outlined.slices, lengths=lengths)
+            sizes = outlined.stages, outlined.workers, copies, first, size
+            named, sources = outlined.named, _sources(outlined)
+            yield Configuration(
+                self.source,
+                given(first),
+                *sizes,
+                change,
+                slices=outlined.slices,
+                lengths=lengths,
+                named=named,
+                sources=sources,
+                others=others,
+            )
 
     def _out(self, settings: dict[str, int], size: int | None, reason: Reason, detail: str) -> LeftOut:
         return LeftOut(self.source, tuple(settings.items()), size, reason, detail)
@@ -495,12 +573,22 @@ def _count(columns: Iterable[tuple[object, Sequence[Sequence[_Setting]]]]) -> in
     return sum(math.prod(map(len, others)) for _, others in columns)
 
 
+def _sources(outlined: Header) -> tuple[int, ...]:
+    return tuple(stage for stage, feeding in enumerate(outlined.feeding) if not feeding)
+
+
+def _known(profile: ModelProfile) -> str:
+    return ", ".join(map(str, sorted(profile.depths))) or counted(len(profile.layers), "layer")
+
+
 def _depths(profile: ModelProfile, workers: int) -> frozenset[int]:
-    """The numbers of stages to try.
+    """The numbers of stages to try; of a model of several parts, those to try for any of them.
 
     Of a profile of layers: each divisor of P, and twice each divisor, for two stages on a worker; and other numbers
     that leave less than a `_IDLE`-th of the workers idle, if fewer stages would have more layers.
     """
+    if profile.groups:
+        return frozenset().union(*(_depths_of_group(group, workers) for group in profile.groups.values()))
     if not profile.layers:
         return frozenset(profile.depths)
     layers = len(profile.layers)
@@ -511,6 +599,11 @@ def _depths(profile: ModelProfile, workers: int) -> frozenset[int]:
     )
     several = {stages * count for stages in (*_divisors(workers), *others) for count in (1, 2)}
     return frozenset(stages for stages in several if stages <= layers)
+
+
+def _depths_of_group(group: ModelProfile, workers: int) -> frozenset[int]:
+    """The numbers of stages to try for a group: other groups may have the workers that it leaves."""
+    return frozenset(range(1, 1 + min(workers, len(group.layers)))) if group.layers else frozenset(group.depths)
 
 
 @cache

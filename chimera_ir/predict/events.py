@@ -38,7 +38,7 @@ from chimera_ir.ir.ops import Micro, Stage, WeightGroup, Worker
 from chimera_ir.predict.setting import Charges
 from chimera_ir.profile.balance import balanced
 from chimera_ir.profile.cluster import Link
-from chimera_ir.profile.costs import StageCosts, durations
+from chimera_ir.profile.costs import ModelProfile, durations
 from chimera_ir.verify.holdings import Holdings
 
 # The fastest split of a profile's layers into stages that fit the memory of the workers.
@@ -61,12 +61,12 @@ class StageLoad(NamedTuple):
 
 
 class LayerSplits(NamedTuple):
-    """Searches for a fast split of ``layers`` into the stages of a header, for micro-batches of ``size`` items.
+    """Searches for a fast split of a model's layers into the stages of a header, for micro-batches of ``size`` items.
 
     ``replicas`` is W. With a ``sharded_optimizer`` and a flush, the ranks of a stage share the optimizer's state.
     """
 
-    layers: Sequence[StageCosts]
+    model: ModelProfile
     header: Header
     size: int
     replicas: int
@@ -86,9 +86,10 @@ class LayerSplits(NamedTuple):
         """
         limits: tuple[int, ...] | None = None
         for _ in range(_TRIES):
-            split = (
-                _fastest(tuple(self._seconds), self.header.stages) if limits is None else self._within(limits, loads())
-            )
+            if limits is None:
+                split = _fastest(tuple(self._seconds), self.header.stages, self.model.begins)
+            else:
+                split = self._within(limits, loads())
             if split is None:
                 return
             yield split
@@ -102,7 +103,7 @@ class LayerSplits(NamedTuple):
     def _seconds(self) -> list[float]:
         stages = range(self.header.stages)
         everywhere = all(recomputes_all(pipe, stage) for pipe in self.header.pipes for stage in stages)
-        return durations(self.layers, self.size, recomputing=everywhere)
+        return durations(self.model.layers, self.size, recomputing=everywhere)
 
     def _within(self, limits: Sequence[int], loads: Sequence[StageLoad]) -> Split | None:
         """The split whose slowest stage takes the least time within ``limits``, bytes by worker; None if none is.
@@ -111,7 +112,7 @@ class LayerSplits(NamedTuple):
         most micro-batches that wait for a backward at once; messages do not count. The gradients that a first backward
         makes count for the largest stage of a worker.
         """
-        header, layers, size = self.header, self.layers, self.size
+        header, layers, size = self.header, self.model.layers, self.size
         shards = self.sharded_optimizer and not header.steps_inside
         weights = _until([layer.weights for layer in layers])
         standing = _until([layer.weights + layer.gradients for layer in layers])
@@ -136,7 +137,7 @@ class LayerSplits(NamedTuple):
         def once(_stage: int, first: int, end: int) -> int:
             return first_gradients[end] - first_gradients[first]
 
-        return balanced(self._seconds, header.holders, needed, limits, once)
+        return balanced(self._seconds, header.holders, needed, limits, once, self.model.begins)
 
 
 def loads_of(header: Header, held: Iterable[Holdings]) -> list[StageLoad]:
@@ -152,8 +153,8 @@ def loads_of(header: Header, held: Iterable[Holdings]) -> list[StageLoad]:
 
 
 @cache
-def _fastest(seconds: tuple[float, ...], stages: int) -> Split | None:
-    return balanced(seconds, [()] * stages)
+def _fastest(seconds: tuple[float, ...], stages: int, begins: tuple[tuple[int, int], ...]) -> Split | None:
+    return balanced(seconds, [()] * stages, begins=begins)
 
 
 def _until(sizes: Sequence[int]) -> list[int]:

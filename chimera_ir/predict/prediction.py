@@ -150,8 +150,9 @@ class Forecast:
         It is this one if it has a split, if the profile has no layers, or if no split keeps the bounds. ``level`` is a
         program, or a verified schedule.
         """
-        header, layers = level.header, self.inputs.counts.layers
-        if self.split or not layers or not any(bound.quantity is Quantity.BYTES for bound in header.bounds):
+        header = level.header
+        model = self.inputs.of_stages(self._wanted(header))
+        if self.split or not model.layers or not any(bound.quantity is Quantity.BYTES for bound in header.bounds):
             return self
         # What is kept does not depend on the durations with which a schedule is lowered.
         program = level if isinstance(level, Program | ProgramStream) else lower(level)
@@ -163,7 +164,7 @@ class Forecast:
 
         if all(map(le, needed(None), room)):
             return self
-        splits = LayerSplits(layers, header, self.micro_batch_size, self.copies, self.sharded_optimizer)
+        splits = LayerSplits(model, header, self.micro_batch_size, self.copies, self.sharded_optimizer)
         candidates = splits.candidates(room, lambda: loads_of(header, held), needed)
         fitting = (split for split in candidates if all(map(le, needed(split), room)))
         return replace(self, split=next(fitting, None))
@@ -171,8 +172,7 @@ class Forecast:
     def _wanted(self, header: Header) -> "Wanted":
         from chimera_ir.profile.choose import Wanted
 
-        sizes = header.stages, header.workers, self.copies, self.micro_batch_size
-        return Wanted(*sizes, self.split, moves=header.moves)
+        return Wanted.of(header, self.copies, self.micro_batch_size, self.split)
 
     def durations(self, header: Header) -> Measured:
         """Durations, from the profile, of the operations of a program or schedule with this header.

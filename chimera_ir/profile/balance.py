@@ -14,16 +14,18 @@ def balanced(
     needed: Callable[[int, int, int], float] | None = None,
     available: Sequence[float] = (),
     once: Callable[[int, int, int], float] = lambda _stage, _first, _end: 0.0,
+    begins: Sequence[tuple[int, int]] = (),
 ) -> tuple[int, ...] | None:
     """The split whose slowest stage takes the least time, as the first layer of each stage; None if no split fits.
 
     ``seconds`` has the time of each layer, ``workers`` by stage the workers that hold it, ``available`` the bytes of
     each worker. ``needed(stage, first, end)`` gives the bytes of the layers from first to end (exclusive) on each
     worker that holds them as a stage; more layers never need fewer bytes. Without this function everything fits. Of
-    ``once``, further bytes of a stage, a worker needs those of its largest stage.
+    ``once``, further bytes of a stage, a worker needs those of its largest stage. A pair (stage, layer) of ``begins``
+    says with which layer that stage has to begin.
     """
     # Binary search for the smallest possible time of the slowest stage for which a split fits.
-    search = _SplitSearch(seconds, workers, needed, available, once)
+    search = _SplitSearch(seconds, workers, needed, available, once, begins)
     times = search.durations()
     low, high = 0, len(times) - 1
     best = search.within(times[high])
@@ -68,9 +70,11 @@ class _SplitSearch:
         needed: Callable[[int, int, int], float] | None,
         available: Sequence[float],
         once: Callable[[int, int, int], float],
+        begins: Sequence[tuple[int, int]],
     ) -> None:
         self._layers = len(seconds)
         self._stages = len(workers)
+        self._ends_of_runs = [*begins, (self._stages, self._layers)]
         self._until = [0.0, *accumulate(seconds)]
         self._workers = workers
         self._needed = needed
@@ -121,17 +125,19 @@ class _SplitSearch:
 
     def _ends(self, stage: int, first: int) -> list[int]:
         """The ends (exclusive) to try for a stage from layer ``first`` on, the nearest to an equal share first."""
-        left = self._stages - stage - 1
-        latest = self._layers - left
+        # The stage shares the layers up to the next one that begins with a given layer.
+        end_of_run, layers = next(end for end in self._ends_of_runs if end[0] > stage)
+        left = end_of_run - stage - 1
+        latest = layers - left
         if left == 0:
-            return [latest] if self._time(first, latest) <= self._limit else []
+            return [latest] if first < latest and self._time(first, latest) <= self._limit else []
         # An end must leave to the remaining stages no more time than they can have.
-        share = self._time(first, self._layers) / (left + 1)
+        share = self._time(first, layers) / (left + 1)
         ends = []
         for end in range(first + 1, latest + 1):
             if self._time(first, end) > self._limit:
                 break
-            if self._time(end, self._layers) <= self._limit * left * (1 + 1e-12):
+            if self._time(end, layers) <= self._limit * left * (1 + 1e-12):
                 ends.append(end)
         return sorted(ends, key=lambda end: (abs(self._time(first, end) - share), end))
 

@@ -7,8 +7,11 @@ from typing import TypeVar
 from chimera_ir.diagnostics.catalogue import profiles as say
 from chimera_ir.diagnostics.model import Diagnostic, Rejected
 from chimera_ir.errors import TextError, WrongOption
+from chimera_ir.ir.graph import NamedStages
+from chimera_ir.ir.levels import Header
+from chimera_ir.plural import listed
 from chimera_ir.profile.cluster import Cluster
-from chimera_ir.profile.costs import ModelProfile, StageCosts, WorkProfile, fastest, problem, stages_of
+from chimera_ir.profile.costs import ModelProfile, StageCosts, WorkProfile, fastest, problem
 from chimera_ir.profile.document import TomlPlaces, entries, warnings
 from chimera_ir.profile.read import read_cluster, read_profile
 from chimera_ir.source import Source, Span
@@ -25,7 +28,8 @@ class Wanted:
     """Requirements of a schedule: costs of its stages at a micro-batch size, and workers for each of its copies.
 
     ``split`` is the first layer of each stage, for a profile of layers; by default the fastest split is taken.
-    ``moves`` is whether operations move activations to the host and back.
+    ``moves`` is whether operations move activations to the host and back. ``named`` are the groups of the stages, if
+    they have names, and ``sources`` the stages that no other feeds.
     """
 
     stages: int
@@ -34,6 +38,15 @@ class Wanted:
     micro_batch_size: int
     split: tuple[int, ...] | None = None
     moves: bool = False
+    named: tuple[NamedStages, ...] = ()
+    sources: tuple[int, ...] = (0,)
+
+    @staticmethod
+    def of(header: Header, copies: int, micro_batch_size: int, split: tuple[int, ...] | None = None) -> "Wanted":
+        """The requirements of a schedule with this header."""
+        sources = tuple(stage for stage, feeding in enumerate(header.feeding) if not feeding)
+        where = header.stages, header.workers, copies, micro_batch_size
+        return Wanted(*where, split, header.moves, header.named, sources)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,15 +77,16 @@ class Inputs:
         In a profile of stages it is the split that was measured; None if the profile does not say. Raises `OptionError`
         if the wanted split is not possible.
         """
-        layers, measured = self.counts.layers, self.counts.splits.get(wanted.stages)
+        model = self.of_stages(wanted)
+        layers, measured = model.layers, model.splits.get(wanted.stages)
         if not layers and wanted.split not in (None, measured):
             raise WrongOption(
                 "split", ": the profile has the costs of stages, and so of one split; it needs one of layers"
             )
         if not layers:
             return measured
-        split = wanted.split or fastest(layers, wanted.stages, wanted.micro_batch_size)
-        wrong = problem(split, wanted.stages, len(layers))
+        split = wanted.split or fastest(model, wanted.stages, wanted.micro_batch_size)
+        wrong = problem(split, wanted.stages, len(layers), model.begins)
         if wrong:
             raise WrongOption("split", f" {','.join(map(str, split))}: {wrong}")
         return split
@@ -94,7 +108,14 @@ class Inputs:
         """The profile as it is written: in seconds or in FLOP."""
         return self.profile.counts if isinstance(self.profile, WorkProfile) else self.profile
 
-    def _chosen(self, model: ModelProfile, wanted: Wanted, unknown: tuple[Diagnostic, ...]) -> tuple[StageCosts, ...]:
+    def of_stages(self, wanted: Wanted) -> ModelProfile:
+        """The profile, as it is written, of stages in the groups that are wanted (`ModelProfile.joined`)."""
+        return self.counts.joined(wanted.named, wanted.sources)
+
+    def _chosen(self, written: ModelProfile, wanted: Wanted, unknown: tuple[Diagnostic, ...]) -> tuple[StageCosts, ...]:
+        if lacking_groups := tuple(_groups_lack(written, wanted, self.profile_source)):
+            raise Unfit(((self.profile_source, lacking_groups),))
+        model = written.joined(wanted.named, wanted.sources)
         lacks = _layers_lack(model, wanted, self.profile_source) if model.layers else None
         in_profile = tuple(_lacks(model.depths, wanted, self.profile_source) if lacks is None else lacks)
         lacking = [self._without(say.NoHostLink)] if wanted.moves and self.cluster.host is None else []
@@ -102,8 +123,7 @@ class Inputs:
         if in_profile or in_cluster:
             errors = (self.profile_source, in_profile), (self.cluster_source, in_cluster)
             raise Unfit((source, diagnostics) for source, diagnostics in errors if diagnostics)
-        split = self.split(wanted)
-        return stages_of(model.layers, split) if model.layers and split else model.depths[wanted.stages]
+        return model.stages_in(wanted.stages, self.split(wanted))
 
     def _without(self, message: type[say.NoDevice] | type[say.NoHostLink]) -> Diagnostic:
         """The error ``message``: that the cluster lacks a table; it is placed at the heading ``[cluster]``."""
@@ -145,7 +165,7 @@ def _lacks(depths: Mapping[int, tuple[StageCosts, ...]], wanted: Wanted, source:
         span = TomlPlaces(source.text).key(("depth", 0))
         yield say.NotThatDeep(span, wanted.stages, _listed(depths))
         return
-    stages, depth = depths[wanted.stages], [*depths].index(wanted.stages)
+    stages = depths[wanted.stages]
     lacking: dict[str, list[int]] = {}
     for number, stage in enumerate(stages):
         if wanted.micro_batch_size not in stage.at:
@@ -154,8 +174,40 @@ def _lacks(depths: Mapping[int, tuple[StageCosts, ...]], wanted: Wanted, source:
         return
     places = TomlPlaces(source.text)
     for sizes, (first, *others) in lacking.items():
-        span = places.key(("depth", depth, "stage", first))
-        yield say.NotThatSize(span, first, wanted.stages, wanted.micro_batch_size, sizes, 1 + len(others))
+        name, place, many = _place(first, wanted, source)
+        span = places.key(("depth", *place))
+        yield say.NotThatSize(span, name, many, wanted.micro_batch_size, sizes, 1 + len(others))
+
+
+def _place(stage: int, wanted: Wanted, source: Source) -> tuple[str, tuple[int, str, int], int]:
+    """A stage as messages name it, the path of its table in a list of depths, and the stages of that depth."""
+    group, start, stop = next(
+        (group for group in wanted.named if group.start <= stage < group.stop), ("", 0, wanted.stages)
+    )
+    tables = [(table.get("group", ""), table["stages"]) for table in entries(source)["depth"]]
+    if (group, stop - start) not in tables:  # groups of a profile that has none
+        group, start, stop = "", 0, wanted.stages
+    path = tables.index((group, stop - start)), "stage", stage - start
+    return f"{group}[{stage - start}]" if group else f"{stage}", path, stop - start
+
+
+def _groups_lack(model: ModelProfile, wanted: Wanted, source: Source) -> Iterator[Diagnostic]:
+    """Yields what a profile of groups lacks for a schedule: the same groups, as many stages or layers of each."""
+    if not model.groups:
+        return
+    in_layers = any(group.layers for group in model.groups.values())
+    span = TomlPlaces(source.text).key(("layer" if in_layers else "depth", 0))
+    names, profiled = [name for name, *_ in wanted.named], [*model.groups]
+    if {*names} != {*profiled} or (in_layers and names != profiled):
+        schedule = f"of {listed(names)}" if names else "a chain without groups"
+        yield say.OtherGroups(span, schedule, listed(profiled))
+        return
+    for name, start, stop in wanted.named:
+        group, stages = model.groups[name], stop - start
+        if in_layers and stages > len(group.layers):
+            yield say.GroupTooDeep(span, name, stages, len(group.layers))
+        elif not in_layers and stages not in group.depths:
+            yield say.GroupNotThatDeep(span, name, stages, _listed(group.depths))
 
 
 def _layers_lack(model: ModelProfile, wanted: Wanted, source: Source) -> Iterator[Diagnostic]:

@@ -5,10 +5,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import partial
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, pairwise
 from math import ceil
 from typing import NamedTuple
 
+from chimera_ir.ir.graph import NamedStages
 from chimera_ir.ir.kinds import COSTED, KINDS, RECOMPUTATION, Kind
 from chimera_ir.ir.levels import Extent, extents
 from chimera_ir.profile.balance import balanced
@@ -143,6 +144,11 @@ class ModelProfile:
     A profile of layers has ``layers`` in order, all at the same micro-batch sizes, in place of depths; a split makes
     stages of any number of layers. If stages made of layers were measured, ``splits[D]`` has the first layer of each
     stage. ``file`` is the model file that was measured, as its user named it.
+
+    A model of several parts has in ``groups`` a profile of each part, a group of stages, with the depths of this group
+    alone, or with its layers; the model itself then has none. `joined` puts groups in a row. Of its layers, ``begins``
+    says which one is the first of a stage, for each stage with which a group begins, as (stage, layer). ``sources`` are
+    the stages that no other feeds.
     """
 
     name: str
@@ -152,6 +158,9 @@ class ModelProfile:
     layers: tuple[StageCosts, ...] = ()
     splits: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     file: str = ""
+    groups: Mapping[str, "ModelProfile"] = field(default_factory=dict)
+    begins: tuple[tuple[int, int], ...] = ()
+    sources: tuple[int, ...] = (0,)
 
     def with_overhead(self, overhead: Times) -> "ModelProfile":
         """The profile with this overhead of an operation; its times, which include it, do not change."""
@@ -160,12 +169,55 @@ class ModelProfile:
     def mapped(self, change: Callable[[StageCosts], StageCosts]) -> "ModelProfile":
         """The profile with ``change`` applied to every stage and every layer."""
         depths = {depth: tuple(map(change, stages)) for depth, stages in self.depths.items()}
-        return replace(self, depths=depths, layers=tuple(map(change, self.layers)))
+        groups = {name: group.mapped(change) for name, group in self.groups.items()}
+        return replace(self, depths=depths, layers=tuple(map(change, self.layers)), groups=groups)
+
+    def joined(self, named: Sequence[NamedStages], sources: tuple[int, ...]) -> "ModelProfile":
+        """The profile of stages in these groups, in a row; itself if it has no groups.
+
+        If it has no costs of these groups with as many stages, the result has no layers, and no such depth.
+        """
+        if not self.groups:
+            return replace(self, sources=sources)
+        whole = replace(self, groups={}, sources=sources)
+        sizes = {name: stop - start for name, start, stop in named}
+        if {*sizes} != {*self.groups}:
+            return whole
+        ordered = [self.groups[name] for name in sizes]
+        if all(group.layers for group in ordered):
+            ends = [*accumulate((len(group.layers) for group in ordered), initial=0)]
+            begins = tuple((int(start), layer) for (_, start, _), layer in zip(named, ends, strict=False))
+            return replace(whole, layers=tuple(chain(*(group.layers for group in ordered))), begins=begins[1:])
+        if any(size not in group.depths for group, size in zip(ordered, sizes.values(), strict=True)):
+            return whole
+        stages = chain(*(group.depths[size] for group, size in zip(ordered, sizes.values(), strict=True)))
+        return replace(whole, depths={sum(sizes.values()): tuple(stages)})
+
+    def stages_in(self, count: int, split: Sequence[int] | None) -> tuple[StageCosts, ...]:
+        """The costs of ``count`` stages: of a ``split`` of the layers, or else those of a depth."""
+        return stages_of(self.layers, split, self.sources) if self.layers and split else self.depths[count]
+
+    def ends(self, stages: int) -> list[tuple[int, int]]:
+        """The ends of the groups, each as (stages, layers) up to there; of a chain there is one."""
+        return [*self.begins, (stages, len(self.layers))]
+
+    def even(self, stages: int) -> tuple[int, ...]:
+        """The split of the layers in which the stages of a group have equally many, or one more or less."""
+        split, (stage, layer) = list[int](), (0, 0)
+        for end, last in self.ends(stages):
+            split += [layer + place * (last - layer) // (end - stage) for place in range(end - stage)]
+            stage, layer = end, last
+        return tuple(split)
+
+    @property
+    def parts(self) -> Iterator[StageCosts]:
+        """Yields all stages or layers, those of groups too."""
+        yield from chain(self.layers, *self.depths.values(), *(group.parts for group in self.groups.values()))
 
     @property
     def overhead(self) -> Times:
         """The overhead of an operation, which is the same on every stage."""
-        return next((part.overhead for parts in (self.layers, *self.depths.values()) for part in parts), NO_OVERHEAD)
+        return next((part.overhead for part in self.parts), NO_OVERHEAD)
 
     @property
     def positions(self) -> int:
@@ -175,8 +227,7 @@ class ModelProfile:
     @property
     def has_slices(self) -> bool:
         """Whether the slices of any micro-batch were measured."""
-        parts = (part for parts in (self.layers, *self.depths.values()) for part in parts)
-        return any(timing.slices for part in parts for timing in part.at.values())
+        return any(timing.slices for part in self.parts for timing in part.at.values())
 
     @property
     def sizes(self) -> frozenset[int]:
@@ -187,17 +238,22 @@ class ModelProfile:
 # Costs of stages that are made of layers, and the check of a split.
 
 
-def stages_of(layers: Sequence[StageCosts], split: Sequence[int]) -> tuple[StageCosts, ...]:
-    """The costs of the stages that a split, the first layer of each stage, makes of layers.
+def stages_of(
+    layers: Sequence[StageCosts], split: Sequence[int], sources: Sequence[int] = (0,)
+) -> tuple[StageCosts, ...]:
+    """The costs of the stages that a split, the first layer of each stage, makes of layers; no stage feeds ``sources``.
 
     An operation takes `LEAST` at least, also on a stage of layers without work, such as a table of words.
     """
     return tuple(
-        _lasting(merged(layers[first:end], opens=first == 0)) for first, end in pairwise((*split, len(layers)))
+        lasting_stage(merged(layers[first:end], opens=stage in sources))
+        for stage, (first, end) in enumerate(pairwise((*split, len(layers))))
     )
 
 
-def _lasting(stage: StageCosts) -> StageCosts:
+def lasting_stage(stage: StageCosts) -> StageCosts:
+    """The costs of a stage whose operations take `LEAST` at least."""
+
     def lasting(timing: Timing) -> Timing:
         longer = timing.with_times(lambda key, seconds: max(seconds, LEAST) if key in whole else seconds)
         return replace(longer, slices=tuple(map(lasting, timing.slices)))
@@ -216,12 +272,12 @@ def durations(layers: Sequence[StageCosts], size: int, *, recomputing: bool) -> 
     return [max(0.0, sum(of_kinds)) for of_kinds in times]
 
 
-def fastest(layers: Sequence[StageCosts], stages: int, size: int) -> tuple[int, ...]:
+def fastest(model: ModelProfile, stages: int, size: int) -> tuple[int, ...]:
     """The split of the layers into ``stages`` stages whose slowest stage takes the least time for ``size`` items.
 
-    There are at least as many layers as stages.
+    There are at least as many layers as stages, in each group.
     """
-    split = balanced(durations(layers, size, recomputing=False), [()] * stages)
+    split = balanced(durations(model.layers, size, recomputing=False), [()] * stages, begins=model.begins)
     assert split is not None, "without a limit on memory there is one"
     return split
 
@@ -324,8 +380,11 @@ def _mean(noise: Sequence[tuple[float | None, float]]) -> float | None:
     return sum((share or 0.0) * seconds for share, seconds in noise) / total if total else 0.0
 
 
-def problem(split: Sequence[int], stages: int, layers: int) -> str | None:
-    """The reason why a split does not cut ``layers`` layers into ``stages`` stages; None if it does."""
+def problem(split: Sequence[int], stages: int, layers: int, begins: Sequence[tuple[int, int]] = ()) -> str | None:
+    """The reason why a split does not cut ``layers`` layers into ``stages`` stages; None if it does.
+
+    ``begins`` are as in `ModelProfile`.
+    """
     if not split or split[0] != 0:
         return "it lists the first layer of each stage, so it begins with 0"
     if any(second <= first for first, second in pairwise(split)):
@@ -334,6 +393,9 @@ def problem(split: Sequence[int], stages: int, layers: int) -> str | None:
         return f"there is no layer {split[-1]}; there are the layers 0 to {layers - 1}"
     if len(split) != stages:
         return f"it begins the stages 0 to {len(split) - 1}, and the schedule has the stages 0 to {stages - 1}"
+    if wrong := next(((stage, layer) for stage, layer in begins if split[stage] != layer), None):
+        stage, layer = wrong
+        return f"a group of stages begins with stage {stage}, and in the profile with layer {layer}, not {split[stage]}"
     return None
 
 

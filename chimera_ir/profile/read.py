@@ -2,7 +2,9 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from enum import Enum
 from fractions import Fraction
+from itertools import pairwise
 
 from chimera_ir.diagnostics.catalogue import profiles as say
 from chimera_ir.profile import quantity as units
@@ -43,30 +45,46 @@ def read_profile(source: Source) -> ModelProfile | WorkProfile:
     # Costs of operations, then of layers or of the stages of each depth; mistakes are collected on the way.
     costs = _CostEntries()
     overhead = _overhead(top, costs)
-    depths: dict[int, tuple[StageCosts, ...]] = {}
     splits: dict[int, tuple[int, ...]] = {}
-    first: dict[int, Table] = {}
     layers = _layers(top, costs)
     in_layers = top.has("layer") and not top.has("depth")
-    for table in [] if in_layers else top.tables("depth", "[[depth]]", "[[depth]]"):
-        errors = len(top.document.diagnostics)
-        depth = table.integer("stages", None, "stages = 4")
-        known = errors == len(top.document.diagnostics)
-        if table.has("split"):
-            splits[depth] = _split(table, depth)
-        stages = table.tables("stage", "[[depth.stage]]", f"stage {{}} of {depth}")
-        depths[depth] = _parts(stages, "stage", "[[depth.stage.at]]", costs)
-        if known:
-            _once(table, "stages", depth, first)
-        if known and depths[depth] and len(depths[depth]) != depth:
-            table.report(say.StagesMissing(table.place("stages"), depth, len(depths[depth])))
-        table.close()
+    depths: dict[str, dict[int, tuple[StageCosts, ...]]] = {}
+    for group, tables in _grouped([] if in_layers else top.tables("depth", "[[depth]]", "[[depth]]"), "depth").items():
+        first, of_group = dict[int, Table](), depths.setdefault(group, {})
+        for table in tables:
+            errors = len(top.document.diagnostics)
+            depth = table.integer("stages", None, "stages = 4")
+            known = errors == len(top.document.diagnostics)
+            if table.has("split") and not group:
+                splits[depth] = _split(table, depth)
+            stages = table.tables("stage", "[[depth.stage]]", f"stage {{}} of {depth}")
+            of_group[depth] = _parts(stages, "stage", "[[depth.stage.at]]", costs, group)
+            if known:
+                _once(table, "stages", depth, first)
+            if known and of_group[depth] and len(of_group[depth]) != depth:
+                table.report(say.StagesMissing(table.place("stages"), depth, len(of_group[depth])))
+            table.close()
     # All mistakes are raised together: unknown entries, mixed units, and those from above.
     top.close()
     costs.settle(top.document)
     top.document.settle()
-    profile = ModelProfile(name, depths, note, length, layers, splits, file).with_overhead(overhead)
+    chain_of_layers, chain_of_stages = layers.pop("", ()), depths.pop("", {})
+    groups = {group: ModelProfile(group, of_group) for group, of_group in depths.items()}
+    groups |= {group: ModelProfile(group, {}, layers=of_group) for group, of_group in layers.items()}
+    profile = ModelProfile(name, chain_of_stages, note, length, chain_of_layers, splits, file, groups)
+    profile = profile.with_overhead(overhead)
     return WorkProfile(profile) if costs.work else profile
+
+
+def _grouped(tables: list[Table], kind: str) -> dict[str, list[Table]]:
+    """Depths or layers (``kind``) by their group, ``""`` for those of a chain; adds errors if only some have one."""
+    by_group: dict[str, list[Table]] = {}
+    for table in tables:
+        by_group.setdefault(table.text("group", "", 'group = "image"'), []).append(table)
+    if grouped := [group for group in by_group if group] if "" in by_group else []:
+        alone, example = by_group[""][0], by_group[grouped[0]][0]
+        alone.report(say.GroupOfSome(alone.heading(), kind, f'"{grouped[0]}"', example.place("group")))
+    return by_group
 
 
 class _CostEntries:
@@ -131,39 +149,52 @@ def _once(table: Table, name: str, value: int, first: dict[int, Table]) -> None:
     first.setdefault(value, table)
 
 
-def _layers(top: Table, costs: _CostEntries) -> tuple[StageCosts, ...]:
-    """Reads the layers, if any; adds errors if the file also has depths, or if layers differ in their sizes B."""
+def _layers(top: Table, costs: _CostEntries) -> dict[str, tuple[StageCosts, ...]]:
+    """Reads the layers, if any, by group; adds errors if the file also has depths, or layers differ in their sizes B,
+    or those of a group lie apart.
+    """
     if not top.has("layer"):
-        return ()
+        return {}
     if top.has("depth"):
         places = top.document.places
         top.report(say.StagesAndLayers(places.key(("layer", 0)), places.key(("depth", 0))))
     tables = top.tables("layer", "[[layer]]", "layer {}")
-    layers = _parts(tables, "layer", "[[layer.at]]", costs)
+    grouped = _grouped(tables, "layer")
+    for group, of_group in grouped.items():
+        apart = next((b for a, b in pairwise(of_group) if tables.index(b) != tables.index(a) + 1), None)
+        if apart is not None and group:
+            apart.report(say.GroupApart(apart.heading(), group, of_group[0].heading()))
+    by_group = {group: _parts(of_group, "layer", "[[layer.at]]", costs, group) for group, of_group in grouped.items()}
+    layers = [layer for of_group in by_group.values() for layer in of_group]
+    tables = [table for of_group in grouped.values() for table in of_group]
     for number, (table, layer) in enumerate(zip(tables, layers, strict=True)):
         for size in sorted({*layers[0].at} ^ {*layer.at}):
             there, missing = (0, number) if size in layers[0].at else (number, 0)
             table.report(say.SizeOfSomeLayers(table.heading(), missing, size, there))
-    return layers
+    return by_group
 
 
-def _parts(tables: list[Table], kind: str, sizes: str, costs: _CostEntries) -> tuple[StageCosts, ...]:
-    """Reads stages or layers (``kind``, in errors); ``sizes`` is the heading of their tables of micro-batch sizes."""
+def _parts(tables: list[Table], kind: str, sizes: str, costs: _CostEntries, group: str) -> tuple[StageCosts, ...]:
+    """Reads stages or layers (``kind``, in errors) of a ``group``, ``""`` for a chain; the last one of a chain sends
+    nothing. ``sizes`` is the heading of their tables of micro-batch sizes.
+    """
     parts: list[StageCosts] = []
     for number, entry in enumerate(tables):
         sent = parts[-1].at if parts else {}
         first = parts[0].at if parts else {}
-        parts.append(_part(entry, f"{kind} {number}", sizes, number == len(tables) - 1, sent, costs))
+        name = f"{kind} {group}[{number}]" if group else f"{kind} {number}"
+        ends = (_Ends.GROUP if group else _Ends.CHAIN) if number == len(tables) - 1 else _Ends.NOTHING
+        parts.append(_part(entry, name, sizes, ends, sent, costs))
         for size in sorted(first.keys() & parts[-1].at.keys()):
             counts = len(parts[-1].at[size].slices), len(first[size].slices)
             if counts[0] != counts[1]:
-                say_which = f"{kind} {number}", counts[0], size, f"{kind} 0", counts[1]
+                say_which = name, counts[0], size, f"{kind} {group}[0]" if group else f"{kind} 0", counts[1]
                 entry.report(say.SlicesOfSomeParts(entry.heading(), *say_which))
     return tuple(parts)
 
 
 def _part(
-    table: Table, part: str, sizes: str, last: bool, before: Mapping[int, Timing], costs: _CostEntries
+    table: Table, part: str, sizes: str, ends: "_Ends", before: Mapping[int, Timing], costs: _CostEntries
 ) -> StageCosts:
     weights = _size(table, "weights")
     gradients = _size(table, "gradients", weights)
@@ -175,19 +206,27 @@ def _part(
         size = entry.integer("micro_batch_size", None, "micro_batch_size = 8")
         if entry.has("micro_batch_size"):
             _once(entry, "micro_batch_size", size, first)
-        at[size] = _with_slices(entry, part, last, before.get(size), costs)
+        at[size] = _with_slices(entry, part, ends, before.get(size), costs)
         entry.close()
     table.close()
     return StageCosts(weights, gradients, optimizer, at, step, noise)
 
 
-def _timing(table: Table, part: str, last: bool, before: Timing | None, costs: _CostEntries) -> Timing:
-    """Costs of a micro-batch or a slice; ``before`` are those of the stage before; the ``last`` one sends nothing."""
+class _Ends(Enum):
+    """What a stage or a layer is the last one of: that of a chain sends nothing, that of a group may send something."""
+
+    NOTHING = "nothing"
+    CHAIN = "a chain"
+    GROUP = "a group"
+
+
+def _timing(table: Table, part: str, ends: _Ends, before: Timing | None, costs: _CostEntries) -> Timing:
+    """Costs of a micro-batch or a slice; ``before`` are those of the stage before."""
     times = _times(table, costs.read, BACKWARD)
     # A stage receives the output of the stage before, and gradients are as large as outputs.
     activations = _size(table, "activations")
     inputs = _size(table, "input", before.output if before else 0)
-    output = _size(table, "output", 0 if last else None)
+    output = _size(table, "output", None if ends is _Ends.NOTHING else 0)
     gradient = _size(table, "gradient_output", output)
     released, operands = _size(table, "released", 0), _size(table, "operands", 0)
     resident, resident_operands = _size(table, "resident", 0), _size(table, "resident_operands", 0)
@@ -200,7 +239,7 @@ def _timing(table: Table, part: str, last: bool, before: Timing | None, costs: _
         if size > max(0, most):
             shown = units.show_size(max(0, most))
             table.report(message(table.place(name), name, f'{name} = "{shown}"', shown))
-    for name in ("output", "gradient_output") if last else ():
+    for name in ("output", "gradient_output") if ends is _Ends.CHAIN else ():
         if table.has(name):
             table.report(say.LastStageSends(table.place(name), part, name))
     kept = MicroBatchBytes(
@@ -209,12 +248,12 @@ def _timing(table: Table, part: str, last: bool, before: Timing | None, costs: _
     return Timing(times, kept, output, gradient, _noise(table, "noise"))
 
 
-def _with_slices(table: Table, part: str, last: bool, before: Timing | None, costs: _CostEntries) -> Timing:
-    timing = _timing(table, part, last, before, costs)
+def _with_slices(table: Table, part: str, ends: _Ends, before: Timing | None, costs: _CostEntries) -> Timing:
+    timing = _timing(table, part, ends, before, costs)
     slices: list[Timing] = []
     for number, entry in enumerate(table.tables("slice", "", "slice {}") if table.has("slice") else ()):
         slice_before = before.slices[number] if before and number < len(before.slices) else None
-        of_slice = _timing(entry, part, last, slice_before, costs)
+        of_slice = _timing(entry, part, ends, slice_before, costs)
         carry, gradients = _size(entry, "carry", 0), _size(entry, "carry_gradient", 0)
         slices.append(replace(of_slice, kept=of_slice.kept._replace(carry=carry, carry_gradients=gradients)))
         entry.close()

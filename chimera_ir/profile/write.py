@@ -36,26 +36,31 @@ def _profile(profile: ModelProfile, cost: Callable[[float], str]) -> Iterator[st
     yield from _table("[model]", model)
     if profile.overhead != NO_OVERHEAD:
         yield from ("", *_table("[operation]", _times(profile.overhead, show_time)))
-    for depth, stages in profile.depths.items():
-        split = ",".join(map(str, profile.splits[depth])) if depth in profile.splits else None
-        yield from ("", *_table("[[depth]]", {"stages": depth, "split": split}))
-        for stage in stages:
-            yield ""
-            yield from (f"  {line}" for line in _part("depth.stage", stage, stage is stages[-1], cost))
-    for layer in profile.layers:
-        yield from ("", *_part("layer", layer, layer is profile.layers[-1], cost))
+    for group, part in profile.groups.items() or [(None, profile)]:
+        for depth, stages in part.depths.items():
+            split = ",".join(map(str, part.splits[depth])) if depth in part.splits else None
+            yield from ("", *_table("[[depth]]", {"group": group, "stages": depth, "split": split}))
+            for stage in stages:
+                yield ""
+                last = stage is stages[-1] and group is None
+                yield from (f"  {line}" for line in _part("depth.stage", stage, last, cost))
+        for layer in part.layers:
+            last = layer is part.layers[-1] and group is None
+            yield from ("", *_part("layer", layer, last, cost, group))
 
 
 def _times(times: Times, cost: Callable[[float], str]) -> dict[str, str]:
     return {entry: cost(times[key]) for key, entry in ENTRIES.items() if key in times}
 
 
-def _part(table: str, part: StageCosts, last: bool, cost: Callable[[float], str]) -> Iterator[str]:
-    """Lines of a stage or a layer, an entry of the list ``table``; the ``last`` one sends nothing on."""
+def _part(
+    table: str, part: StageCosts, last: bool, cost: Callable[[float], str], group: str | None = None
+) -> Iterator[str]:
+    """Lines of a stage or a layer, an entry of the list ``table``; the ``last`` one of a chain sends nothing on."""
     sizes = {"weights": part.weights, "gradients": part.gradients, "optimizer": part.optimizer}
     step, noise = show_time(part.step) if part.step else None, _noise(part.step_noise)
     entries = {name: show_size(size) for name, size in sizes.items()}
-    yield from _table(f"[[{table}]]", {**entries, "step": step, "step_noise": noise})
+    yield from _table(f"[[{table}]]", {"group": group, **entries, "step": step, "step_noise": noise})
     for size, timing in part.at.items():
         lines = _table(f"[[{table}.at]]", {"micro_batch_size": size, **_timing(timing, last, cost)})
         yield from (f"  {line}" for line in lines)

@@ -3,7 +3,7 @@
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, chain
 from statistics import fmean
 from typing import NamedTuple
@@ -180,7 +180,7 @@ def profile_source(trace: Trace, inputs: Inputs) -> ProfileSource:
     recomputes or not, and a step takes none. Raises `Unfit` if the profile or the cluster does not fit the run.
     """
     header, about = trace.header, trace.about
-    wanted = Wanted(header.stages, header.workers, about.copies, about.micro_batch_size)
+    wanted = replace(Wanted.of(header, about.copies, about.micro_batch_size), moves=False)
     if about.rehearse is None:
         stages = inputs.choose(wanted)
     else:

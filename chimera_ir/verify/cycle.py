@@ -113,22 +113,20 @@ class _Story:
         ring = (*self._nodes[at:], *self._nodes[:at])
         steps = tuple(self._step(before, after) for before, after in pairwise((*ring, ring[0])))
         operation = self._operations[worst]
-        origin, text = operation.origin, line(operation, self._header)
+        text, header = line(operation, self._header), self._header
+        chained = () if header.feeds or len(header.named) < 2 else tuple(name for name, *_ in header.named)
+        cycle = operation.origin, text, steps, chained
         if falling:
             before, after = (self._operations[node] for node in falling[0])
             message = say.CycleOfVersions if self._reads(*falling[0]) else say.CycleOfClocks
-            return message(
-                origin, text, steps, line(after, self._header), self._clock(before), line(before, self._header)
-            )
+            return message(*cycle, line(after, header), self._clock(before), line(before, header))
         if lanes:
             first, second = (self._operations[node] for node in lanes[0])
             worker = self._owners[lanes[0][0]]
-            return say.CycleOfLane(origin, text, steps, worker, line(second, self._header), line(first, self._header))
+            return say.CycleOfLane(*cycle, worker, line(second, header), line(first, header))
         pair = next((self._operations[node] for node in joined), None)
         return (
-            say.Cycle(origin, text, steps)
-            if pair is None
-            else say.CycleOfPair(origin, text, steps, *(line(part, self._header) for part in pair.parts))
+            say.Cycle(*cycle) if pair is None else say.CycleOfPair(*cycle, *(line(part, header) for part in pair.parts))
         )
 
     def _step(self, node: int, following: int) -> say.CycleStep:

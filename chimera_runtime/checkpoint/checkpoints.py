@@ -134,7 +134,7 @@ class Checkpoints:
         self._lock: Lock | None = None
         self._is_locked = False
         self._saving: tuple[int, Future[Any]] | None = None  # the update of a save that runs, and its end
-        self._begun = pipe.updates, 0  # updates and items before this job
+        self._begun = -pipe.items_used  # items before this job, less those that the pipeline has used by then
         self._stepped: int | None = None  # the update of the newest step of an optimizer
         for optimizer in of_loop:
             optimizer.register_step_post_hook(self._note_step)
@@ -145,8 +145,7 @@ class Checkpoints:
     @property
     def items(self) -> int:
         """Number of items of all copies that training has used so far, those before this job included."""
-        updates, items = self._begun
-        return items + (self._pipe.updates - updates) * self._pipe.items
+        return self._begun + self._pipe.items_used
 
     def save(self) -> None:
         """Saves a checkpoint while the next steps run: returns when tensors are copied to memory of the CPU.
@@ -299,7 +298,7 @@ class Checkpoints:
         replicas, extra = {**state["replicas"], **wanted["replicas"]}, wanted["extra"] or state["extra"]
         self._pipe.load_state_dict({**wanted, "replicas": replicas, "extra": extra}, self._content.replica(info))
         self._agreed(path, lambda: self._content.take(wanted, info, groups))
-        self._begun = info.update, info.items
+        self._begun = info.items - self._pipe.items_used
         return Resumed(path, info.update, info.items, self._remarks(there, info))
 
     def _info(self, path: Path, reader: FileSystemReader, there: Metadata) -> CheckpointInfo:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from chimera_runtime.blame import UserCode
@@ -69,14 +70,14 @@ def evaluation_batches(
         def load(micro: int) -> Triple:
             return _loaded(batch, size, micro, names) if items is None else as_triple(batch(micro), _BATCH, names)
 
-        sizes = sizes_of(part_size * count if items is None else items)
-
-        def part(micro: int) -> Any:
-            triple = load(micro // job.parts)
+        def part(start: int, sizes: Sequence[int], micro: int) -> Any:
+            triple = load(start + micro // job.parts)
             _require(triple, max(lengths(by_item(triple)), default=0) if job.row_parts > 1 else None, parts)
             return cut(triple, micro % job.parts // job.slices * part_size, micro, sizes[micro])
 
-        yield EvaluationBatch(sizes, part)
+        for start in range(0, 1 if items is None else max(1, -(-items // size)), job.evaluated):
+            sizes = sizes_of(part_size * count if items is None else items - start * size)
+            yield EvaluationBatch(sizes, partial(part, start, sizes))
         return
     batch = as_triple(batch, _BATCH, names)
     items = _items(batch)

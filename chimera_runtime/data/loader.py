@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -279,6 +279,9 @@ class Loader:
         Whether a map-style dataset comes in another order in each epoch.
     sampler
         The keys of a map-style dataset for an epoch, the same on all ranks; global generators are seeded alike.
+    batch_sampler
+        In place of a sampler: lists of keys, one for each mini-batch over all copies, of any number of items. Their
+        micro-batches, B items each, are spread evenly over the copies. It needs programs for several N.
     seed
         Seed of the order of an epoch and of the random numbers of an item; by default the pipeline's.
     collate_fn
@@ -301,10 +304,12 @@ class Loader:
         located: Located,
         workers: DataWorkers,
         drop_last: bool,
+        uses_of: Callable[[int], Uses] | None = None,
     ) -> None:
         self._loading = loading
         self._share = share
         self._uses = uses
+        self._uses_of = uses_of
         self._order = order
         self._reader_messages = reader_messages
         self._located = located
@@ -333,6 +338,8 @@ class Loader:
         """
         if (count := self._count) is None:
             raise TypeError("an iterable dataset without __len__ does not say how many mini-batches an epoch has")
+        if self._order.gives_batches:
+            return self._order.batches(self.epoch)
         return count // self._share.items if self._drop_last else -(-count // self._share.items)
 
     def __iter__(self) -> Iterator[MiniBatch]:
@@ -368,7 +375,7 @@ class Loader:
     def _require_enough(self) -> None:
         """Called for each epoch, as a sampler may give fewer items later."""
         count = self._count
-        if count is not None and self._drop_last:
+        if count is not None and self._drop_last and not self._order.gives_batches:
             require_enough(count, self._share)
         elif count == 0:
             raise Misuse(mistakes.DATASET_IS_EMPTY)
@@ -388,7 +395,8 @@ class Loader:
             self._place = ReadPosition(place.epoch + 1)
             return None
         loaded, state = ({}, None) if read is None else (read.micro_batches, read.state)
-        mini_batch = MiniBatch(self._share.items_of_copy(items), self._share, loaded, self._position)
+        share = self._share.of(items) if self._order.gives_batches else self._share
+        mini_batch = MiniBatch(share.items_of_copy(items), share, loaded, self._position)
         self._place = ReadPosition(place.epoch, place.items + items, state)
         return mini_batch
 
@@ -404,6 +412,8 @@ class Loader:
     def _items_of_next(self) -> int:
         count = self._count
         assert count is not None
+        if self._order.gives_batches:
+            return self._order.size_at(self.epoch, self._place.items)
         items = min(count - self._place.items, self._share.items)
         return 0 if self._drop_last and items < self._share.items else items
 
@@ -422,7 +432,7 @@ class Loader:
         share, uses, drop_last, begin = self._share, self._uses, self._drop_last, self._place
         if self._is_stream:
             return elements(IterableReader(self._loading, share, uses, drop_last, begin), None, self._workers)
-        tasks = _tasks(self._order, share, uses, drop_last, begin)
+        tasks = _tasks(self._order, share, self._uses_of or (lambda _number: uses), drop_last, begin)
         return elements(MapReader(self._loading, share, uses), tasks, self._workers)
 
     # ---- resuming
@@ -453,25 +463,40 @@ class Loader:
         length, items = self._count_in(state["epoch"]), state["items"]
         if state["length"] != length:
             raise mistakes.length_has_changed(length, state["length"])
-        if items % self._share.items:
+        if self._order.gives_batches:
+            self._require_beginning(state["epoch"], items)
+        elif items % self._share.items:
             raise mistakes.no_mini_batch_begins_there(items=items, formula=self._share.formula)
         self._move_to(ReadPosition(state["epoch"], items, state.get("stream")))
 
+    def _require_beginning(self, epoch: int, items: int) -> None:
+        try:
+            self._order.size_at(epoch, items)
+        except KeyError:
+            raise mistakes.no_batch_of_sampler_begins_there(items=items, epoch=epoch) from None
 
-def _tasks(order: ItemOrder, share: Share, uses: Uses, drop_last: bool, begin: ReadPosition) -> Iterator[ReadTask]:
-    """Yields all mini-batches from a position on, epoch after epoch, until an epoch has none.
+
+def _tasks(
+    order: ItemOrder, share: Share, uses_of: Callable[[int], Uses], drop_last: bool, begin: ReadPosition
+) -> Iterator[ReadTask]:
+    """Yields all mini-batches from a position on, epoch after epoch, until an epoch has none. ``uses_of`` returns what
+    the rank uses of so many micro-batches.
 
     It has no reference to the loader: in a cycle, data workers would stay until a garbage collection.
     """
-    epoch, start, least = begin.epoch, begin.items, share.items if drop_last else 1
+    epoch, start, least = begin.epoch, begin.items, share.items if drop_last and not order.gives_batches else 1
     while (count := order.count(epoch)) >= least:
         while (items := min(count - start, share.items)) >= least:
-            keys = {}
+            keys, of_batch = {}, share
+            if order.gives_batches:
+                items = order.size_at(epoch, start)
+                of_batch = share.of(items)
+            uses = uses_of(-(-of_batch.items_of_copy(items) // share.micro_batch_size))
             for micro in uses:
-                first = share.start(micro)
+                first = of_batch.start(micro)
                 last = min(first + share.micro_batch_size, items)
                 if first < last:
                     keys[micro] = order.keys(epoch, start + first, start + last)
-            yield ReadTask(epoch, start, items, keys)
+            yield ReadTask(epoch, start, items, keys, uses=uses, share=of_batch)
             start += items
         epoch, start = epoch + 1, 0

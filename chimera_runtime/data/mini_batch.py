@@ -128,6 +128,11 @@ class MiniBatch:
             raise mistakes.micro_batch_was_not_loaded(micro=micro)
         return self.micro_batches[micro]
 
+    @property
+    def number(self) -> int:
+        """The number of its micro-batches, of which the last one may lack items."""
+        return -(-self.items // self.share.micro_batch_size)
+
     def require_whole(self) -> None:
         """Raises `Misuse` if the mini-batch lacks items for an update, as the last one of an epoch may."""
         if self.items != self.share.items_of_copy(self.share.items):
@@ -329,12 +334,14 @@ def rows_of(value: Any, component: int, start: int, count: int) -> Any:
     return rows(value, start, count)
 
 
-def micro_batches_of(value: Any, component: int, size: int, count: int) -> Sequence[Any]:
-    """Returns the ``count`` micro-batches of ``size`` items in a component of a mini-batch, which is cut once."""
+def micro_batches_of(value: Any, component: int, size: int, items: int) -> Sequence[Any]:
+    """Returns the micro-batches of ``size`` items in a component of a mini-batch of ``items``, which is cut once; the
+    last one may have fewer.
+    """
     named = value if type(value) is dict and {*map(type, value)} == {str} else {"": value}
     tensors = [*named.values()]
     if {*map(type, tensors)} != {torch.Tensor} or not all(map(torch.Tensor.dim, tensors)):
-        return [rows_of(value, component, start, size) for start in range(0, count * size, size)]
+        return [rows_of(value, component, start, min(size, items - start)) for start in range(0, items, size)]
     parts = [tensor.split(size) for tensor in tensors]
     return (
         [dict(zip(named, of_micro, strict=True)) for of_micro in zip(*parts, strict=True)]

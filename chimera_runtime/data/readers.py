@@ -43,7 +43,8 @@ class ReadTask:
     """A mini-batch to read, which begins at item ``start`` of an epoch and has ``items`` items over all copies.
 
     ``keys`` has the keys of the items of each micro-batch of this rank; of an iterable dataset these are the places of
-    items in the epoch, ``values`` has the items, and ``state`` is that of the dataset after the mini-batch.
+    items in the epoch, ``values`` has the items, and ``state`` is that of the dataset after the mini-batch. ``uses``
+    and ``share`` are those of this mini-batch, if they are not those of all.
     """
 
     epoch: int
@@ -52,6 +53,8 @@ class ReadTask:
     keys: dict[int, list[Any]] = field(default_factory=dict)
     values: dict[int, list[Any]] | None = None
     state: Any = None
+    uses: Uses | None = None
+    share: Share | None = None
 
 
 @dataclass(frozen=True)
@@ -81,10 +84,11 @@ class Reader:
     def read(self, task: ReadTask) -> ReadBatch:
         """Returns the mini-batch of a task, in a data worker as it can be sent."""
         micro_batches = {}
+        uses, share = task.uses or self.uses, task.share or self.share
         for micro, keys in task.keys.items():
             items = self.loading.items(task.epoch, keys) if task.values is None else task.values[micro]
-            place = task.start + self.share.start(micro)
-            micro_batches[micro] = self.loading.collated(items, task.epoch, place, keys, self.uses[micro])
+            place = task.start + share.start(micro)
+            micro_batches[micro] = self.loading.collated(items, task.epoch, place, keys, uses[micro])
         if get_worker_info() is not None:
             micro_batches = sendable(micro_batches)
         return ReadBatch(micro_batches, task.items, task.state)

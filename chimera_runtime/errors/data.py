@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 
-from chimera_runtime.errors import BadCheckpoint, Misuse, worded
+from chimera_runtime.errors import BadCheckpoint, Misuse, RanksDiffer, worded
 
 # Messages about checkpoints: what cannot be saved, and what cannot be resumed from.
 
@@ -178,6 +178,11 @@ no_mini_batch_begins_there = Misuse.worded(
     "does"
 )
 
+no_batch_of_sampler_begins_there = Misuse.worded(
+    "training was at item {items} of epoch {epoch}, and no mini-batch of the batch sampler begins there: give it the "
+    "mini-batches that it gave then"
+)
+
 # Items of a dataset and micro-batches of them.
 
 keyword_argument_is_in_one = Misuse.worded(
@@ -285,6 +290,40 @@ def all_of_step(size: int, micro_batches: int) -> str:
         f"a step takes B*N = {size}*{micro_batches} = {size * micro_batches} on every rank: micro-batches as large as "
         "the example"
     )
+
+
+# Numbers of micro-batches that differ from update to update.
+
+BATCH_OF_SAMPLER_IS_EMPTY = "a mini-batch of the batch sampler has no items"
+BATCH_SAMPLER_NEEDS_NUMBERS = (
+    "a batch sampler gives mini-batches of any number of items, and there is a program for one number of micro-batches "
+    "alone: compile with several, such as N=1..16"
+)
+
+NO_MICRO_BATCHES = "no copy has a micro-batch in this step: give at least one copy an item"
+numbers_differ = RanksDiffer.worded(
+    "ranks {ranks[0]} and {ranks[1]} of copy {copy} are given {numbers[0]} and {numbers[1]} micro-batches in one step: "
+    "all ranks of a copy take the same mini-batch"
+)
+number_is_unknown = Misuse.worded(
+    "what the ranks of copy {copy} are given does not show how many micro-batches it has: give at least one rank the "
+    "tensors, or say number=.."
+)
+number_cannot_be_made = Misuse.worded(
+    "{number} micro-batches cannot be made of programs for {programs:and}: compile one for {number}, or for 1"
+)
+number_is_of_functions = Misuse.worded("number= goes with a function of a micro-batch's number, not with {kind}")
+number_has_no_program = worded(
+    "an update of {total} micro-batches runs the programs for {numbers:list}, one after the other, as there is none "
+    "for {total}; so do other numbers without a program, without a further word. A program of its own is faster"
+)
+items_fill_no_micro_batch = Misuse.worded(
+    "{name} has {items} items, and micro-batches have B = {size}: give a multiple of that"
+)
+
+items_are_not_cut = Misuse.worded(
+    "{name} has {items:item}, and {scheme} cuts every micro-batch into {parts}: give a multiple of that"
+)
 
 
 def looks_like_borders(name: str) -> str:

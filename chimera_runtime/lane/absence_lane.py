@@ -112,6 +112,7 @@ class AbsenceLane(Lane):
     ) -> None:
         super().__init__(components)
         self._absence, self._total = absence, total
+        self._is_last_round = True
 
     def begin(self, update: int) -> None:
         """Begins an update, as `Lane.begin`."""
@@ -119,9 +120,17 @@ class AbsenceLane(Lane):
             part.switch()
         super().begin(update)
 
+    def begin_round(self, start: int, is_last: bool) -> None:
+        """Begins a round of an update, as `Lane.begin_round`."""
+        super().begin_round(start, is_last)
+        self._absence.start, self._is_last_round = start, is_last
+
     def end(self) -> None:
-        """Ends an update: waits for the sums of gradients, which are divided by the sum of all counts."""
+        """Ends a round: after the last one waits for the sums of gradients, which are divided by the sum of counts."""
         absence = self._absence
+        if not self._is_last_round:
+            absence.late.clear()
+            return
         counts, absence.counts = absence.counts, []
         if self._total is not None and absence.is_felt:
             absence.count = self._total(float(sum(map(float, counts))))

@@ -108,8 +108,13 @@ class Lane:
         for stage in self._components.stages.values():
             stage.begin(update)
 
+    def begin_round(self, start: int, is_last: bool) -> None:
+        """Begins a round of an update that may have several, at its micro-batch ``start``, counted in parts."""
+        for group in (*self._components.stages.values(), *self._components.ties.values()):
+            group.begin_round(start, is_last)
+
     def end(self) -> None:
-        """Ends an update, all of whose calls the script has made."""
+        """Ends a round of an update, all of whose calls the script has made."""
 
     def stage(self, number: int) -> Any:
         """Returns a stage that this worker holds."""

@@ -16,7 +16,8 @@ class Absence:
 
     ``by_data`` has the stages that each micro-batch lacks because it has no input for some source; micro-batches are
     counted within the update, and whole; it is empty if none lacks any. What the program leaves out is the same in
-    every update: `Job.lacking`. ``is_felt`` says that some micro-batch of any copy lacks a stage.
+    every update: `Job.lacking`. The round under way begins at ``start``, counted in parts. ``is_felt`` says that some
+    micro-batch of any copy lacks a stage.
 
     ``counts`` are the counts of the losses that this rank has computed in the update, and ``count`` is their sum over
     all ranks at its end. ``parts`` are the stages and links of a lane, and ``late`` the calls that wait for ``count``.
@@ -25,6 +26,7 @@ class Absence:
     job: Job
     by_data: Sequence[frozenset[int]] = ()
     is_felt: bool = field(init=False)
+    start: int = 0
     counts: list[torch.Tensor] = field(default_factory=list)
     count: float = 0.0
     parts: list[Any] = field(default_factory=list)
@@ -38,7 +40,7 @@ class Absence:
         first, job = numbers_of(micros)[0], self.job
         if job.leaves_out(first, stage):
             return False
-        return not self.by_data or stage not in self.by_data[first // job.parts % job.micro_batches]
+        return not self.by_data or stage not in self.by_data[(self.start + first % job.passes) // job.parts]
 
     def is_last_sink(self, micro: int, stage: int) -> bool:
         """Whether a stage that feeds no other is the last one of these that a micro-batch has: it counts the items."""

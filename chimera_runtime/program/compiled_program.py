@@ -5,14 +5,15 @@ Reading it does not import torch: `chimera run` does so before it starts torchru
 
 import importlib.util
 import json
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Protocol
 
 from chimera_runtime.errors import start as mistakes
 from chimera_runtime.program.job import Feed, Job
-from chimera_runtime.program.rank_facts import RankFacts, facts_of_rank
+from chimera_runtime.program.rank_facts import RankFacts, Rooms, facts_of_rank
 from chimera_runtime.values.files import require_regular
 
 INTERFACE = 5
@@ -39,11 +40,26 @@ class RankScript(Protocol):
 
 @dataclass(frozen=True)
 class CompiledProgram:
-    """A directory that ``chimera compile`` wrote."""
+    """A directory that ``chimera compile`` wrote.
+
+    ``others`` are the programs for fewer micro-batches, by their number; buffers and links of ``ranks`` are for all.
+    """
 
     directory: Path
     job: Job
     ranks: tuple[RankFacts, ...]
+    others: Mapping[int, "CompiledProgram"] = field(default_factory=dict)
+
+    @property
+    def programs(self) -> dict[int, "CompiledProgram"]:
+        """All programs of the directory, by the number of micro-batches of an update."""
+        return {**self.others, self.job.micro_batches: self}
+
+    def updates(self, worker: int) -> dict[int, Callable[[Any], None]]:
+        """The functions ``update`` of the scripts of a worker, by the number of micro-batches; none without a flush."""
+        if self.job.period:
+            return {}
+        return {number: program.script(worker).update for number, program in self.programs.items()}
 
     def script(self, worker: int) -> RankScript:
         """Loads the script of a worker. Raises `Misuse` if it is missing, or of another program.
@@ -72,7 +88,58 @@ def require_interface(number: int, path: Path) -> None:
 
 
 def load(directory: Path) -> CompiledProgram:
-    """Reads the program in a directory. Raises `Misuse` if there is no program, or it is for another interface."""
+    """Reads the programs in a directory. Raises `Misuse` if there is none, or one is for another interface."""
+    program = _read(directory)
+    others = {number: _read(directory / folder_of(number)) for number, _ in program.job.numbers}
+    for number, digest in program.job.numbers:
+        if others[number].job.program != digest:
+            raise mistakes.script_is_of_another_program(path=others[number].directory / FILE, facts=FILE)
+    return _covering(program, others) if others else program
+
+
+def folder_of(number: int) -> str:
+    """The folder of the program for ``number`` micro-batches in an output directory with several programs."""
+    return f"n{number}"
+
+
+def _covering(program: CompiledProgram, others: Mapping[int, CompiledProgram]) -> CompiledProgram:
+    """Returns a program with ``others`` beside it, whose ranks have what any of these needs."""
+    programs = [program, *others.values()]
+    links = dict.fromkeys(link for each in programs for link in each.job.links)
+    choices = tuple(c for c in program.job.communicators if all(c in each.job.communicators for each in programs))
+    ranks = tuple(map(_largest, zip(*(each.ranks for each in programs), strict=True)))
+    return replace(
+        program, job=replace(program.job, links=(*links,), communicators=choices), ranks=ranks, others=others
+    )
+
+
+def _largest(of_programs: tuple[RankFacts, ...]) -> RankFacts:
+    """Returns the facts for a worker of the first program, with the links and the buffers of all."""
+    incoming, outgoing = (
+        tuple(dict.fromkeys(route for facts in of_programs for route in getattr(facts, name)))
+        for name in ("incoming", "outgoing")
+    )
+    first, *_ = of_programs
+    stages = {
+        stage: replace(
+            facts,
+            slots={letter: _rooms(of.stages[stage].slots[letter] for of in of_programs) for letter in facts.slots},
+            sending={letter: max(of.stages[stage].sending[letter] for of in of_programs) for letter in facts.sending},
+        )
+        for stage, facts in first.stages.items()
+    }
+    return replace(first, stages=stages, incoming=incoming, outgoing=outgoing)
+
+
+def _rooms(of_programs: Iterable[Rooms]) -> Rooms:
+    """Returns receive buffers that hold what those of any program hold, slot by slot."""
+    return tuple(
+        tuple(max(sizes) for sizes in zip_longest(*of_maker, fillvalue=0))
+        for of_maker in zip_longest(*of_programs, fillvalue=())
+    )
+
+
+def _read(directory: Path) -> CompiledProgram:
     path = directory / FILE
     try:
         text = require_regular(path, LARGEST).read_text(encoding="utf-8")
@@ -91,7 +158,9 @@ def parsed(text: str) -> tuple[Job, tuple[RankFacts, ...]]:
     facts = _frozen(json.loads(text))
     ranks = tuple(map(facts_of_rank, facts.pop("ranks")))
     del facts["interface"]
-    return Job(**facts | {"feeds": tuple(Feed(*edge) for edge in facts.get("feeds", ()))}), ranks
+    feeds = tuple(Feed(*edge) for edge in facts.get("feeds", ()))
+    numbers = tuple((int(number), digest) for number, digest in dict(facts.get("numbers") or {}).items())
+    return Job(**facts | {"feeds": feeds, "numbers": numbers}), ranks
 
 
 def _frozen(value: Any) -> Any:

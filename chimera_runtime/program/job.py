@@ -48,6 +48,9 @@ class Job:
     offsets are written as runs (offset, number of micro-batches). An update has made its step on every stage once
     ``lag`` further updates have begun. With a flush ``period`` and ``lag`` are 0.
 
+    ``numbers`` are those of micro-batches for which there are programs beside this one, each with the digest of it;
+    all have fewer than ``micro_batches``.
+
     ``communicators`` are the choices of communicators with which the program is proven to finish. In a rehearsal, the
     sleeps of successive parts are in proportion to ``weights``, which repeat; without weights all parts are equal.
     """
@@ -79,6 +82,7 @@ class Job:
     feeds: tuple[Feed, ...] = ()
     named: tuple[tuple[str, int, int], ...] = ()
     absent: tuple[tuple[str, tuple[tuple[int, int], ...]], ...] = ()
+    numbers: tuple[tuple[int, str], ...] = ()
 
     @property
     def moves(self) -> bool:

@@ -45,7 +45,7 @@ _NOTHING: tuple[Tensors, list[int]] = (), []
 """No tensors and no versions: the value of a micro-batch that a stage does not have."""
 
 
-def _handed_on(value: str) -> Callable[["Stage", Micros], Tensors]:
+def _handed_on(value: str) -> Callable[..., Tensors]:
     """Returns a method that removes and returns what `Stage._hand_on` kept, for the stage ``reader`` if several read
     it. It raises `BadModel` if a tensor was written in the meantime.
     """
@@ -153,13 +153,15 @@ class Stage(WeightGroup):
             slots = list[Slots]()
             for sizes, end in zip(of_makers, filter(None, ends), strict=False):
                 make = partial(getattr(end, value.buffers), device)
-                slots.append(Slots(sizes, make, getattr(end, value.views) if end.of_slices else None))
+                slots.append(Slots(sizes, make, getattr(end, value.views) if end.of_micros else None))
             setattr(self, value.slots, (*slots,))
 
-    def resize(self, before: Boundary | None, after: Boundary | None) -> None:
-        """Changes the shapes that the stage receives and sends; none may be larger than at first."""
+    def resize(self, before: Boundary | None, after: Boundary | None, *, are_equal: bool = True) -> None:
+        """Changes the shapes that the stage receives and sends, which ``are_equal`` for all micro-batches or not; none
+        may be larger than at first.
+        """
         self._input.resize(before)
-        self.carries.resize()
+        self.carries.resize(fixed=are_equal)
         for slots, end in zip(self.inputs, () if before is None else before.apart, strict=False):
             slots.resize(end.views)
         if after is not None:
@@ -489,9 +491,9 @@ class Stage(WeightGroup):
 
     # ---- update
 
-    def scale_loss(self, scale: float) -> None:
-        """Makes later backwards multiply the gradients of this stage's losses by ``scale``."""
-        self._output.scale = scale
+    def weigh_loss(self, share: float, scale: float) -> None:
+        """Makes later backwards multiply the gradients of this stage's losses by both: see `StageOutput`."""
+        self._output.share, self._output.scale = share, scale
 
     def take_loss(self, update: int) -> Tally:
         """Returns the losses and reports of an update, and forgets them; errors as in `RecomputedForwards.compare`,

@@ -290,7 +290,7 @@ class SendOutput:
         Raises `BadModel` if the tensors differ from those of the first micro-batch of the run.
         """
         tensors, form = taken_apart(returned) if type(returned) is not torch.Tensor else ((returned,), ONE_TENSOR)
-        after = self.after.at(micros[0]) if self.after.of_slices else self.after
+        after = self.after.at(micros[0]) if self.after.of_micros else self.after
         if form is not after.form or [*map(KIND, tensors)] != after.kinds:
             tensors = after.with_leaves(tensors) if torch.is_grad_enabled() else tensors
             if difference := after.mismatch(tensors, form, len(micros)):
@@ -384,6 +384,7 @@ class LossOutput:
                 raise BadModel(mistakes.LOSS_COUNTS_AT_TIMES)
             later, number = divmod(micro, self.numbering.passes)
             update = self.numbering.first + later
+            number += self.numbering.start
             losses = self._losses[update]
             if number not in losses:  # else this is the second run of a recomputed forward
                 is_counted = self.counts_items if self.absence is None else self.absence.is_last_sink(micro, self.stage)

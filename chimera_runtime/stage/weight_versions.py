@@ -160,6 +160,10 @@ class WeightGroup:
         self.on_step: Callable[[WeightGroup], None] = lambda _group: None
         self._numbering = numbering
 
+    def begin_round(self, start: int, is_last: bool) -> None:
+        """Begins a round of an update, at part ``start`` of its micro-batches. Sums and steps wait for the last one."""
+        self._numbering.start, self._numbering.is_last_round = start, is_last
+
     def stash(self, version: int) -> None:
         """Keeps the newest weights, whose number is ``version``, beyond the next step, which then changes a copy."""
         self.weights.stash(version)
@@ -170,14 +174,18 @@ class WeightGroup:
 
     def all_reduce(self) -> None:
         """Launches the sum of the gradients over all ranks that hold the group."""
-        self.gradient_sum.launch()
+        if self._numbering.is_last_round:
+            self.gradient_sum.launch()
 
     def wait_all_reduce(self) -> None:
         """Returns when ``grad`` of every parameter is the sum over all ranks; errors as in `GradientSum.wait`."""
-        self.gradient_sum.wait()
+        if self._numbering.is_last_round:
+            self.gradient_sum.wait()
 
     def step(self) -> None:
         """Updates the weights and begins the next update of the group."""
+        if not self._numbering.is_last_round:
+            return
         seed_torch(self._numbering.step_seed(self.updates, *self.group))
         with during(lambda: LaneOperation("step", group_key(self.group), (), self.updates)):
             self.weights.step()

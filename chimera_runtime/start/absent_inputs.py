@@ -7,15 +7,18 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from chimera_runtime.data.feed import Feed
 from chimera_runtime.errors import data as mistakes
 from chimera_runtime.program.job import Job
+from chimera_runtime.program.numbering import Round
 from chimera_runtime.program.rank_facts import RankFacts, spread
 from chimera_runtime.start.assemble import RankContext
 
 
-def agree_on_absence(context: RankContext, update: int) -> None:
+def agree_on_absence(context: RankContext, update: int, rounds: Sequence[Sequence[Round]] = ()) -> None:
     """Finds out, with the other ranks, which stages the micro-batches of an update lack, for `RankContext.absence`.
-    Every rank calls it before the update, if micro-batches may lack inputs; else it does nothing.
+    Every rank calls it before the update, if micro-batches may lack inputs; else it does nothing. ``rounds`` are those
+    of each copy, if an update may have other numbers of micro-batches than N.
 
     A micro-batch has an input for a source if it has one on any rank of its copy. Raises `Misuse`, on all ranks, if it
     has none at all, or the program cannot run without what it lacks.
@@ -24,10 +27,31 @@ def agree_on_absence(context: RankContext, update: int) -> None:
     if absence is None or source is None or not context.may_lack_input:
         return
     control = context.world.control_group
-    present = torch.zeros(control.place.copies, job.micro_batches, len(job.sources), dtype=torch.uint8)
-    present[control.place.copy] = inputs_here(job, context.facts, partial(source.input, update))
+    rounds = rounds or [(Round(job.micro_batches),)] * control.place.copies
+    programs = {job.micro_batches: (job, context.facts), **context.programs}
+    largest = max(of_copy[-1].stop for of_copy in rounds)
+    present = torch.zeros(control.place.copies, largest, len(job.sources), dtype=torch.uint8)
+
+    def input_of(start: int, micro: int) -> Any:
+        if isinstance(source, Feed):
+            source.start = start
+        return source.input(update, micro)
+
+    for each in rounds[control.place.copy]:
+        if each.number:
+            inputs = inputs_here(*programs[each.number], partial(input_of, each.start))
+            present[control.place.copy, each.start : each.stop] = inputs
     control.reduce(present, "for the inputs that micro-batches have", dist.ReduceOp.MAX)
-    lacking = [lacking_stages(job, copy, of_copy) for copy, of_copy in enumerate(present)]
+
+    def lacking_in(copy: int) -> list[frozenset[int]]:
+        of_rounds = [
+            lacking_stages(programs[each.number][0], copy, present[copy, each.start : each.stop], each.start)
+            for each in rounds[copy]
+            if each.number
+        ]
+        return [stages for of_round in of_rounds for stages in of_round]
+
+    lacking = [*map(lacking_in, range(control.place.copies))]
     here = lacking[control.place.copy]
     absence.by_data = here if any(here) else ()
     absence.is_felt = bool(job.lacking) or any(map(any, lacking))
@@ -46,15 +70,16 @@ def inputs_here(job: Job, facts: RankFacts, input_of: Callable[[int], Any]) -> t
     return present
 
 
-def lacking_stages(job: Job, copy: int, present: torch.Tensor) -> list[frozenset[int]]:
+def lacking_stages(job: Job, copy: int, present: torch.Tensor, start: int = 0) -> list[frozenset[int]]:
     """Returns the stages that each micro-batch of a copy lacks; ``present`` is as of `inputs_here`, over all its ranks.
-    Errors are those of `agree_on_absence`.
+    The first of them is number ``start`` in messages. Errors are those of `agree_on_absence`.
     """
-    return [_lacking(job, copy, micro, of_micro) for micro, of_micro in enumerate(present.tolist())]
+    return [_lacking(job, copy, micro, of_micro, start) for micro, of_micro in enumerate(present.tolist())]
 
 
-def _lacking(job: Job, copy: int, micro: int, present: Sequence[int]) -> frozenset[int]:
+def _lacking(job: Job, copy: int, micro: int, present: Sequence[int], start: int) -> frozenset[int]:
     number = micro * job.parts  # what the program leaves out is not missed
+    micro += start
     expected = [
         (stage, here) for stage, here in zip(job.sources, present, strict=True) if not job.leaves_out(number, stage)
     ]

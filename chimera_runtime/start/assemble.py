@@ -2,8 +2,10 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property, partial
+from operator import attrgetter
 from typing import Any
 from weakref import WeakSet
 
@@ -14,10 +16,10 @@ from chimera_runtime.data.feed import Feed
 from chimera_runtime.data.item_order import ItemOrder, Share, is_stream
 from chimera_runtime.data.loader import DataWorkers, Loader, Messages, ReaderMessages
 from chimera_runtime.data.micro_batch_source import MicroBatchSource
-from chimera_runtime.data.mini_batch import ItemLoading, Uses
+from chimera_runtime.data.mini_batch import ALL, ItemLoading, Uses
 from chimera_runtime.errors import Misuse
 from chimera_runtime.errors import start as mistakes
-from chimera_runtime.errors.data import input_is_missing, order_of_iterable
+from chimera_runtime.errors.data import BATCH_SAMPLER_NEEDS_NUMBERS, input_is_missing, order_of_iterable
 from chimera_runtime.errors.start import backward_is_bent, forward_writes_parameter, stages_are_in_evaluation_mode
 from chimera_runtime.lane.absence_lane import AbsenceLane, at_times
 from chimera_runtime.lane.lane import Incoming, Lane, LaneComponents, Load, Outgoing
@@ -29,7 +31,7 @@ from chimera_runtime.model.ties import Tie, by_group, declared, unite
 from chimera_runtime.program.absence import Absence
 from chimera_runtime.program.compiled_program import RankScript
 from chimera_runtime.program.job import Job
-from chimera_runtime.program.numbering import Numbering
+from chimera_runtime.program.numbering import Numbering, Round, rounds_of
 from chimera_runtime.program.rank_facts import VALUES, Group, RankFacts, Route, group_text, spread
 from chimera_runtime.ranks.agreement import ControlGroup, added_over_all
 from chimera_runtime.ranks.devices import cuda_warnings
@@ -52,10 +54,8 @@ from chimera_runtime.values.nested import generators_kept, to_device
 _INPUT, _TARGET, _KEYWORDS = range(3)
 
 
-def needed_inputs(job: Job, facts: RankFacts, *, takes_keywords: bool, reads_shapes: bool) -> Uses:
-    """Returns, for each micro-batch that a worker uses, the parts that it uses: input, target, keyword arguments. With
-    ``reads_shapes`` it looks at input and keyword arguments of the first micro-batch, too.
-    """
+def needed_inputs(job: Job, facts: RankFacts, *, takes_keywords: bool) -> Uses:
+    """Returns, for each micro-batch that a worker uses, the parts that it uses: input, target, keyword arguments."""
     parts: defaultdict[int, set[int]] = defaultdict(set)
     for part, runs in ((_INPUT, facts.inputs), (_TARGET, facts.targets)):
         for micro in spread(runs):
@@ -63,8 +63,6 @@ def needed_inputs(job: Job, facts: RankFacts, *, takes_keywords: bool, reads_sha
     if takes_keywords:
         for micro in range(job.micro_batches):
             parts[micro].add(_KEYWORDS)
-    if reads_shapes:
-        parts[0] |= {_INPUT, _KEYWORDS}
     return {micro: frozenset(parts[micro]) for micro in sorted(parts)}
 
 
@@ -72,38 +70,50 @@ def needed_inputs(job: Job, facts: RankFacts, *, takes_keywords: bool, reads_sha
 class LoaderMaker:
     """Makes the loaders of a pipeline; every rank makes the same ones, in the same order.
 
-    If updates are ``varying`` in shape, every rank looks at each mini-batch. ``seed`` is that of loaders without one.
+    ``programs`` has the job, and the facts for each worker, for each number of micro-batches of an update. ``seed`` is
+    that of loaders without one.
     """
 
     control_group: ControlGroup
-    job: Job
+    programs: Mapping[int, tuple[Job, Sequence[RankFacts]]]
     located: Located
     feed: Feed
     _: KW_ONLY
-    workers: Iterable[RankFacts]
     traits: Sequence[Traits]
-    varying: bool
     seed: int
     _messages: Messages = field(default_factory=Messages, init=False)
     _made: int = field(default=0, init=False)
     _loaders: WeakSet[Loader] = field(default_factory=WeakSet, init=False)
 
     @cached_property
-    def _needed(self) -> list[Uses]:
-        return [
-            needed_inputs(
-                self.job,
-                facts,
-                takes_keywords=any(self.traits[stage].keywords for stage in facts.stages),
-                reads_shapes=self.varying,
-            )
-            for facts in self.workers
-        ]
+    def _needed(self) -> dict[int, list[Uses]]:
+        """The parts of a mini-batch that each worker uses, by the number of micro-batches."""
+        return {
+            number: [
+                needed_inputs(job, facts, takes_keywords=any(self.traits[stage].keywords for stage in facts.stages))
+                for facts in workers
+            ]
+            for number, (job, workers) in self.programs.items()
+        }
 
     @property
     def needed(self) -> Uses:
-        """The parts of a mini-batch that this rank uses, by micro-batch."""
-        return self._needed[self.control_group.place.worker]
+        """The parts of a mini-batch of N micro-batches that this rank uses, by micro-batch."""
+        return self._needed[max(self.programs)][self.control_group.place.worker]
+
+    def _used(self, number: int) -> Uses:
+        """The parts of a mini-batch of ``number`` micro-batches that this rank uses in an update, or in an evaluation,
+        which runs rounds of the largest program.
+        """
+        worker, largest = self.control_group.place.worker, max(self.programs)
+        rounds = [Round(largest, start) for start in range(0, number, largest)]
+        with suppress(Misuse):  # an update refuses such a number
+            rounds += rounds_of(number, self.programs)
+        parts: defaultdict[int, frozenset[int]] = defaultdict(frozenset)
+        for each in filter(attrgetter("number"), rounds):
+            for micro, of_micro in self._needed[each.number][worker].items():
+                parts[each.start + micro] |= of_micro
+        return {micro: parts[micro] for micro in sorted(parts) if micro < number}
 
     def make(
         self,
@@ -112,6 +122,7 @@ class LoaderMaker:
         *,
         shuffle: bool,
         sampler: Iterable[Any] | None,
+        batch_sampler: Iterable[Any] | None,
         seed: int | None,
         collate_fn: Callable[[list[Any]], Any] | None,
         drop_last: bool,
@@ -119,6 +130,12 @@ class LoaderMaker:
         """Makes a loader; arguments and errors are those of `Pipeline.loader`."""
         if workers.count < 0 or workers.ahead < 1:
             raise mistakes.loader_numbers_are_too_small(num_workers=workers.count, prefetch_factor=workers.ahead)
+        if batch_sampler is not None:
+            if sampler is not None:
+                raise Misuse(mistakes.TWO_SAMPLERS)
+            if len(self.programs) == 1:
+                raise Misuse(BATCH_SAMPLER_NEEDS_NUMBERS)
+        sampler, gives_batches = batch_sampler or sampler, batch_sampler is not None
         if is_stream(dataset) and (shuffle or sampler is not None):
             raise order_of_iterable(name="shuffle=True" if sampler is None else "a sampler")
         if shuffle and sampler is not None:
@@ -127,12 +144,17 @@ class LoaderMaker:
             raise Misuse(mistakes.SAMPLER_OF_ONE_RANK)
         drawn_by, place = self.seed if seed is None else seed, self.control_group.place
         self._made += 1
-        readers = frozenset(worker for worker, parts in enumerate(self._needed) if parts)
+        largest, are_several = max(self.programs), len(self.programs) > 1
+        readers = frozenset(worker for worker, parts in enumerate(self._needed[largest]) if parts)
+        uses = self.needed
+        if are_several and is_stream(dataset):  # whose last mini-batch may be of any size
+            uses = dict.fromkeys(range(largest), ALL) if place.worker in readers else {}
         loader = Loader(
             loading=ItemLoading(dataset, drawn_by, collate_fn, names=self.feed.names),
-            share=Share(self.feed.size, self.job.micro_batches, place.copies, place.copy),
-            uses=self.needed,
-            order=ItemOrder(dataset, drawn_by, shuffle, sampler),
+            share=Share(self.feed.size, largest, place.copies, place.copy),
+            uses=uses,
+            uses_of=self._used if are_several else None,
+            order=ItemOrder(dataset, drawn_by, shuffle, sampler, gives_batches),
             reader_messages=ReaderMessages(self.control_group, readers, self._made, self._messages),
             located=self.located.for_loader(self.control_group.refusals.note_loading),
             workers=replace(workers, timeout=self.control_group.timeout),
@@ -155,7 +177,8 @@ class RankContext:
     """Everything that stages and a lane are made from, for ``--check`` and then again for the training itself.
 
     ``script`` and ``facts`` are this rank's part of the program. ``source`` loads the parts of micro-batches; it is
-    None in a rehearsal. With ``ranges`` stages, ties and links are wrapped for a profiler.
+    None in a rehearsal. With ``ranges`` stages, ties and links are wrapped for a profiler. ``programs`` has jobs and
+    facts of the programs for other numbers of micro-batches.
     """
 
     world: World
@@ -166,6 +189,7 @@ class RankContext:
     seed: int
     source: MicroBatchSource | None
     ranges: bool = False
+    programs: Mapping[int, tuple[Job, RankFacts]] = field(default_factory=dict)
 
     @cached_property
     def ties(self) -> tuple[Tie, ...]:
@@ -382,11 +406,12 @@ def remarks(job: Job, backend: str, device: torch.device, probed: ProbeResult) -
     ]
 
 
-def loss_share(job: Job, copies: int, probed: ProbeResult) -> float:
-    """Weight of the loss of one micro-batch in that of the update over all copies, with which the backward begins. If
-    ``loss`` returns counts, it follows from an estimated count, which `GradientSum` corrects.
+def loss_share(probed: ProbeResult, passes: int) -> float:
+    """Weight of the loss of one micro-batch, or part of one, in that of an update of ``passes`` over all copies, with
+    which the backward begins. If ``loss`` returns counts, it follows from an estimated count, which `GradientSum`
+    corrects.
     """
-    return 1 / (probed.expected_count or job.passes * copies)
+    return 1 / (probed.expected_count or passes)
 
 
 def assemble(
@@ -403,7 +428,7 @@ def assemble(
     in ``sum_dtype``, by default each in the dtype of its parameter.
     """
     world, model, probed, job = context.world, context.model, context.probed, context.world.job
-    share = loss_share(job, world.place.copies, probed)
+    share = loss_share(probed, job.passes * world.place.copies)
 
     def numbering() -> Numbering:
         return Numbering(context.seed, world.place.copy, job.passes, job.cycle, slices=job.slices)

@@ -26,12 +26,14 @@ from chimera_runtime.lane.lane import Lane, LaneComponents
 from chimera_runtime.lane.stream_lane import Driver
 from chimera_runtime.optimizer.optimizer_facts import next_moment
 from chimera_runtime.program.job import Job
+from chimera_runtime.program.numbering import Round
 from chimera_runtime.ranks.agreement import SCALE, ControlGroup, Fact, FactComparison, Facts, Key, averaged_in_mesh
 from chimera_runtime.ranks.messages import Reader
 from chimera_runtime.ranks.monitor import end_process
 from chimera_runtime.stage.gradient_sums import main_gradient, set_gradient
 from chimera_runtime.stage.stage import Stage
-from chimera_runtime.start.assemble import RankContext, driver_of
+from chimera_runtime.start.assemble import RankContext, driver_of, loss_share
+from chimera_runtime.update.rounds import sum_alone
 from chimera_runtime.update.stage_optimizer import Hook, Named, StepHooks
 from chimera_runtime.values.losses import Tally, added
 from chimera_runtime.values.mesh_tensors import is_spread, local, mesh_of
@@ -322,7 +324,7 @@ class Accumulation:
         mean_in_mesh: Callable[[Sequence[float], Any], list[float]] | None = None,
     ) -> None:
         self.last_steps: Callable[[], Mapping[torch.Tensor, int]] = dict
-        self._items = items
+        self.items = items  # of the mini-batch of the step under way
         self._mean_in_mesh = mean_in_mesh
         self._named = {name: (parameter, parameter.requires_grad) for name, parameter in named.items()}
         known: dict[torch.nn.Parameter, Window] = {}
@@ -397,7 +399,7 @@ class Accumulation:
         Raises `RanksDiffer` if it cannot be known whether earlier steps count for a parameter.
         """
         is_counted, moment = self._mean_in_mesh is not None, next_moment()
-        items = None if is_counted else float(self._items)
+        items = None if is_counted else float(self.items)
         step = Step(outcome, items, is_counted, self._scale, moment, moment)
         averaged = []
         for parameter, window in self._windows.items():
@@ -563,15 +565,21 @@ class Updates(ABC):
 class FlushedUpdates(Updates):
     """The `Updates` of a schedule with a flush: a call of `run_update` runs a whole update.
 
-    ``script`` is the function ``update`` of this rank's script. A GradScaler has its scale on ``device``.
-    ``sums_wider`` says that gradients are summed in another dtype than that of the weights, into ``main_grad``.
+    ``scripts`` are the functions ``update`` of this rank's scripts, by the number of micro-batches; `choose` says which
+    of them run. ``share_of`` returns the weight of a micro-batch's loss in an update of so many over all copies. A
+    GradScaler has its scale on ``device``. ``sums_wider`` says that gradients are summed in another dtype than that of
+    the weights, into ``main_grad``. If shapes vary, ``fit`` fits the stages to those of a round.
     """
 
-    script: Callable[[Lane], None]
+    scripts: Mapping[int, Callable[[Lane], None]]
     lane: Lane
     accumulation: Accumulation
+    share_of: Callable[[int], float]
     device: torch.device
     sums_wider: bool
+    rounds: Sequence[Round]
+    micro_batches: int  # of the update over all copies
+    fit: Callable[[Round], None] | None = None
 
     def prepare(self, accumulate: bool, scaler: LossScale | None) -> None:
         """Clears all gradients, after copying them if the update is to ``accumulate``, and scales the loss."""
@@ -580,19 +588,26 @@ class FlushedUpdates(Updates):
         # The scale that a scaler has is the factor by which it multiplies; a new one is initialized by the call.
         scale = 1.0 if scaler is None else float(scaler.scale(torch.ones((), device=self.device)))
         self.accumulation.begin(accumulate, scale)
+        self.accumulation.items = self.feed.size * self.micro_batches
         self.terms = {"accumulate": accumulate, SCALE: scale}
+        share = self.share_of(self.micro_batches)
         for stage in self.stages.values():
             for group in stage.groups:
                 group.gradient_sum.clear()
-            stage.scale_loss(scale)
+            stage.weigh_loss(share, scale)
 
     def run_update(self) -> Outcome:
         """Runs a whole update and returns its outcome; ``.grad`` is then the gradient of the mini-batch's loss."""
         update = self.started
-        # The script makes all calls of the schedule, and returns when the gradients are summed over the replicas.
-        self.lane.begin(update)
-        self.script(self.lane)
-        self.lane.end()
+        # A script makes all calls of a schedule; the last one returns when gradients are summed over the replicas.
+        for each in self.rounds:
+            if len(self.scripts) > 1:
+                self._begin_round(each)
+            if self.fit is not None:
+                self.fit(each)
+            self.lane.begin(update)
+            self.scripts[each.number](self.lane)
+            self.lane.end()
         # Losses that were computed here go to the other ranks while this one steps and begins the next update.
         losses = added(stage.take_loss(update) for stage in self.stages.values())
         outcome = self.outcomes.launch(update, losses, self.accumulation.clearings())
@@ -600,6 +615,14 @@ class FlushedUpdates(Updates):
         self.accumulation.end(outcome)
         self.started += 1
         return outcome
+
+    def choose(self, rounds: Sequence[Round], micro_batches: int) -> None:
+        """Chooses the rounds of the next update, which has so many micro-batches over all copies."""
+        self.rounds, self.micro_batches = rounds, micro_batches
+
+    def _begin_round(self, each: Round) -> None:
+        self.feed.start = each.start
+        self.lane.begin_round(each.start * self.feed.job.parts, each.is_last)
 
     def finish(self) -> None:
         """Does nothing: no update is under way."""
@@ -705,22 +728,28 @@ def updates_of(
     *,
     outcomes: Outcomes,
     parameters: Mapping[str, torch.nn.Parameter],
-    items: int,
+    scripts: Mapping[int, Callable[[Lane], None]],
     sum_dtype: torch.dtype | None,
 ) -> Updates:
-    """Makes the updates of a rank from its stages and its lane; ``items`` and ``sum_dtype`` are as in `Pipeline`."""
+    """Makes the updates of a rank from its stages and its lane. ``scripts`` are its functions ``update``, by the number
+    of micro-batches; ``sum_dtype`` is as in `Pipeline`.
+    """
     world = context.world
     if world.job.period:
         driver = driver_of(context, lane)
         return StreamedUpdates(job=world.job, driver=driver, stages=stages, feed=feed, outcomes=outcomes)
     mean_in_mesh = partial(averaged_in_mesh, world.control_group, device=world.device)
+    job = world.job
     return FlushedUpdates(
-        script=context.script.update,
+        scripts=scripts if len(scripts) == 1 else {0: sum_alone(context.facts), **scripts},
         lane=lane,
         stages=stages,
         feed=feed,
         outcomes=outcomes,
-        accumulation=Accumulation(parameters, items, mean_in_mesh if context.probed.expected_count else None),
+        accumulation=Accumulation(parameters, mean_in_mesh=mean_in_mesh if context.probed.expected_count else None),
+        share_of=lambda micro_batches: loss_share(context.probed, micro_batches * job.parts),
         device=world.device,
         sums_wider=sum_dtype is not None,
+        rounds=(Round(job.micro_batches),),
+        micro_batches=job.micro_batches * world.place.copies,
     )

@@ -236,16 +236,23 @@ def require_unused(loss: Callable[..., Any], names: Collection[str]) -> None:
 def accepted(module: torch.nn.Module, names: Collection[str], before: "Boundary | None" = None) -> tuple[str, ...]:
     """Returns the names that the ``forward`` of a stage takes in addition to its input; all if it has ``**kwargs``."""
     feeds = [feed.keyword for feed in before.feeds] if before is not None and before.feeds else [""]
-    names = [name for name in names if name not in feeds]
+    return _accepted(module, [name for name in names if name not in feeds], feeds.count(""))
+
+
+def _accepted(module: torch.nn.Module, names: Collection[str], positional: int) -> tuple[str, ...]:
+    """Returns the names that a ``forward`` takes in addition to its ``positional`` first arguments."""
     if not names:
         return ()
     module = alone(module)
     if isinstance(module, Stack):
-        taken_by_layers = {name for layer in module.values() for name in accepted(layer, names)}
+        layers = enumerate(module.values())
+        taken_by_layers = {
+            name for place, layer in layers for name in _accepted(layer, names, 1 if place else positional)
+        }
         return tuple(name for name in names if name in taken_by_layers)
     forward = getattr(module, "_orig_mod", module).forward  # the module inside that of torch.compile
     parameters = list(signature(forward).parameters.values())
-    for _ in range(feeds.count("")):
+    for _ in range(positional):
         if parameters and parameters[0].kind in {Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD}:
             del parameters[0]
     if any(parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters):
@@ -275,7 +282,7 @@ class Stack(torch.nn.ModuleDict):
         before, carries = of_slice.get(CARRY) or {}, {}
         for index, layer in self.items():
             takes = self._takes[index]
-            named = {name: keywords[name] for name in accepted(layer, keywords)}
+            named = {name: keywords[name] for name in _accepted(layer, keywords, len(values))}
             if takes.start and START in of_slice:
                 named[START] = of_slice[START]
             if takes.carry and CARRY in of_slice:
@@ -303,7 +310,8 @@ class Boundary:
     buffer: then a copy is handed on, because a later forward may write the memory.
 
     ``counted`` says that a message of gradients also has the loss count of each micro-batch, in float64. If slices have
-    unequal lengths, ``of_slices`` has the shapes for each slice, and ``shapes`` the largest.
+    unequal lengths, or the micro-batches of a round differ, ``of_micros`` has the shapes of each slice, or of each
+    micro-batch, and ``shapes`` are the largest.
 
     ``feeds`` are the values that a stage gets from several stages, or as a keyword argument: see `joined_boundary`.
     """
@@ -315,7 +323,7 @@ class Boundary:
     differentiable: tuple[bool, ...]
     counted: bool = False
     owned_by_stage: tuple[bool, ...] = ()
-    of_slices: tuple[tuple[tuple[int, ...], ...], ...] = ()
+    of_micros: tuple[tuple[tuple[int, ...], ...], ...] = ()
     feeds: "tuple[FeedingBoundary, ...]" = ()
 
     @classmethod
@@ -333,13 +341,16 @@ class Boundary:
         ):
             return None
         largest = tuple(max(shapes, key=math.prod) for shapes in zip(*(b.shapes for b in slices), strict=True))
-        return replace(self, shapes=largest, of_slices=tuple(b.shapes for b in slices))
+        return replace(self, shapes=largest, of_micros=tuple(b.shapes for b in slices))
 
     def at(self, micro: int) -> "Boundary":
-        """Returns the boundary for one micro-batch, with the shapes of its slice if slices have unequal lengths."""
-        if not self.of_slices:
-            return self
-        return replace(self, shapes=self.of_slices[micro % len(self.of_slices)], of_slices=())
+        """Returns the boundary for one micro-batch, with its own shapes if they differ."""
+        return self._by_micro[micro % len(self._by_micro)] if self.of_micros else self
+
+    @cached_property
+    def _by_micro(self) -> "list[Boundary]":
+        of_shapes = {shapes: replace(self, shapes=shapes, of_micros=()) for shapes in {*self.of_micros}}
+        return [*map(of_shapes.__getitem__, self.of_micros)]
 
     @cached_property
     def kinds(self) -> list[tuple[tuple[int, ...], torch.dtype, bool]]:
@@ -478,7 +489,7 @@ def _joined(feeds: Sequence[FeedingBoundary], counted: bool) -> Boundary:
         recorded=together("recorded"),
         differentiable=together("differentiable"),
         counted=counted,
-        of_slices=tuple(sum(shapes, ()) for shapes in zip(*(b.of_slices for b in boundaries), strict=True)),
+        of_micros=tuple(sum(shapes, ()) for shapes in zip(*(b.of_micros for b in boundaries), strict=True)),
         feeds=tuple(feeds),
     )
 

@@ -33,8 +33,8 @@ WRITTEN: tuple[tuple[str, dict[str, int]], ...] = (
 
 Every second one is written without messages, which torch adds, and the others with them; in a search all are both.
 """
-PAGES = ("last_batch", "varying_n", "coupled_optimizers")
-"""Pages with one script each; their programs are among those of `jobs`."""
+PAGES = ("micro_batches", "coupled_optimizers")
+"""Pages whose first block is a script; their programs are among those of `jobs`."""
 INSIDE = Path(__file__).resolve().parent / "loops" / "inside.py"
 EXACT = also(("checkpoint", "wrapped"), ("aot_eager",))
 CAST = ("autocast inside", "autocast around")
@@ -63,9 +63,10 @@ def jobs(folder: Path) -> Iterator[Job]:
     for out, (depth, micro_batches) in sizes.items():
         scheme = out if out in ("chimera", "gpipe") else "dapple"
         compiled(folder, scheme, D=depth, N=micro_batches).rename(folder / f"{out}.out")
+    compiled(folder, "dapple", asked=("D=4", "N=1..8")).rename(folder / "several.out")
     averages = next(block for block in blocks("checkpoints.md") if "averages=" in block)
     for page in PAGES:
-        (script,) = scripts(f"{page}.md")
+        script, *_ = blocks(f"{page}.md")
         (folder / f"{page}.py").write_text(script)
         yield Job(page, folder / f"{page}.py", (), model=None)
     for number, script in enumerate(scripts("loop.md")):

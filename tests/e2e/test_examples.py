@@ -1,6 +1,7 @@
 """The paper's networks train under schemes of the library as one process does; all schemes train in test_ties."""
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -115,3 +116,22 @@ def test_the_vision_language_model_is_tuned_as_in_one_process(tmp_path: Path) ->
     assert len(losses[0]) == 20
     assert losses[0] == pytest.approx(losses[1], rel=1e-10)
     assert losses[0][-1] < 0.9 * losses[0][0]
+
+
+@pytest.mark.parametrize(("example", "workers"), [("rollouts", 2), ("packed", 4)])
+def test_updates_of_other_numbers_of_micro_batches_are_those_of_one_process(
+    example: str, workers: int, tmp_path: Path
+) -> None:
+    """Rollouts differ in number, and by copy; packed documents in number and in length."""
+    script = EXAMPLES / f"{example}.py"
+    directory = compiled(tmp_path, "dapple", asked=(f"D={workers}", "N=1..8"))
+    ranks, alone = torchrun_script(script, 4, str(directory)), torchrun_script(script, 1, "--alone")
+    assert (ranks.returncode, alone.returncode) == (0, 0), ranks.stderr + alone.stderr
+    (here, there) = (
+        [[float(number) for number in re.findall(r"-?[\d.]+", line.partition(":")[2])] for line in each.splitlines()]
+        for each in (ranks.stdout, alone.stdout)
+    )
+    assert len(here) >= 20
+    assert len({numbers for numbers, *_ in here}) > 2
+    assert [row[:-1] for row in here] == [row[:-1] for row in there]
+    assert [row[-1] for row in here] == pytest.approx([row[-1] for row in there], rel=1e-9)

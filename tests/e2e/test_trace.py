@@ -210,7 +210,8 @@ def test_a_rank_that_is_killed_leaves_an_unfinished_file_and_the_page_shows_wher
     assert end.value.code is None
     assert "where every rank stopped" in capsys.readouterr().out
     stopped, killed = document_in((target / "view" / "trace.html").read_text())["trace"]["hang"]
-    assert stopped["line"].startswith("wait ")
+    # In a wait for the killed rank or, if the connection has closed by then, where it posts the next message.
+    assert stopped["line"].split()[0] in ("wait", "recv", "send"), stopped
     assert stopped["seconds"] >= 0
     assert (killed["line"], killed["message"]) == ("", "left no record: it was killed")
 

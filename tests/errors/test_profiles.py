@@ -1,7 +1,8 @@
 """Each mistake of a profile or a cluster file and its message: ``profiles/<mistake>.toml`` beside its ``.err``.
 
-A file may say in its first lines what a schedule wants of it: ``#: wanted stages=8 workers=8 copies=1 size=8``; the
-other file is then one without mistakes, with ``#: work`` a profile that counts work.
+A file may say in its first lines what a schedule wants of it: ``#: wanted stages=8 workers=8 copies=1 size=8``, with
+groups of stages ``groups=image:1,text:7``; the other file is then one without mistakes, with ``#: work`` a profile that
+counts work.
 """
 
 import re
@@ -11,6 +12,8 @@ import pytest
 
 from chimera_ir.diagnostics.model import Diagnostic, Rejected
 from chimera_ir.diagnostics.render import render_all
+from chimera_ir.ir.graph import NamedStages
+from chimera_ir.ir.ops import Stage
 from chimera_ir.profile.choose import Unfit, Wanted, read_both
 from chimera_ir.profile.document import MAX_LINE, MAX_TEXT
 from chimera_ir.profile.read import read_cluster, read_profile
@@ -46,11 +49,17 @@ bandwidth = "unlimited"
 def diagnostics(source: Source) -> tuple[Diagnostic, ...]:
     try:
         wanted = re.search(
-            r"^#: wanted stages=(\d+) workers=(\d+) copies=(\d+) size=(\d+)( moves)?$", source.text, re.M
+            r"^#: wanted stages=(\d+) workers=(\d+) copies=(\d+) size=(\d+)( moves)?(?: groups=(.+))?$",
+            source.text,
+            re.M,
         )
         if wanted:
             inputs = read_both(*_both(source))
-            inputs.choose(Wanted(*map(int, wanted.groups()[:4]), moves=bool(wanted[5])))
+            named, start = list[NamedStages](), 0
+            for name, _, stages in (group.partition(":") for group in (wanted[6] or "").split(",") if group):
+                named.append(NamedStages(name, Stage(start), Stage(start + int(stages))))
+                start = named[-1].stop
+            inputs.choose(Wanted(*map(int, wanted.groups()[:4]), moves=bool(wanted[5]), named=tuple(named)))
         elif source.name.endswith(".cluster.toml"):
             read_cluster(source)
         else:

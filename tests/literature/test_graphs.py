@@ -1,6 +1,7 @@
 """Models that are no chain: makespans and peaks, as an independent simulator found them."""
 
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 import networkx as nx
@@ -14,6 +15,8 @@ from chimera_ir.profile.costs import StageCosts
 from chimera_ir.source import Source
 from tests.simulator import Simulator
 from tests.timings import stage_timing
+
+searching = pytest.mark.skipif(find_spec("ortools") is None, reason="OR-Tools is not installed: the extra search")
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples"
 
@@ -47,6 +50,30 @@ pipe down {
 }
 """
 
+SPLIT_ENCODERS = """
+scheme split_encoders(a = 2, b = 1, D = 3, N = 8)
+feeds image[a-1] -> text[0]
+feeds sound[b-1] -> text[0]
+workers a + b + D
+fn peak(w) = if w < a then max(a, b) + D - w else if w < a + b then D + b - (w - a) else D - (w - a - b)
+memory activations on w <= peak(w)
+pipe down {
+  stages image[i in 0..a] on i
+  stages sound[j in 0..b] on a + j
+  stages text[s in 0..D]  on a + b + s
+  micros m in 0..N
+  F(m, image[i]) prefer N + m
+  I(m, image[i]) prefer m
+  W(m, image[i]) prefer m
+  F(m, sound[j]) prefer N + m
+  I(m, sound[j]) prefer m
+  W(m, sound[j]) prefer m
+  F(m, text[s])  prefer N + m
+  I(m, text[s])  prefer m
+  W(m, text[s])  prefer m
+}
+"""
+
 UNEQUAL = {"F": [1, 1, 3, 2, 2, 2], "B": [2, 2, 6, 4, 4, 4]}
 
 INSTANCES: Mapping[str, tuple[str | Path | Source, Mapping[str, Sequence[int]], int, int | None, Sequence[int]]] = {
@@ -73,6 +100,24 @@ def test_makespan_and_peaks(name: str) -> None:
         stage = StageCosts(1, 1, 0, {1: stage_timing(1, 2, 3, 1, 1, 1, 1, halves=(1, 1))})
         setting = Setting((stage,) * compiled.header.stages, Cluster("free", 4096, 1, 1, 0, FREE, FREE, FREE), 1, 1)
         assert max(end for *_, end in Simulator(compiled.program, setting).computes) == makespan
+
+
+@searching
+def test_two_encoders_with_split_backwards_take_75() -> None:
+    """I and W each as long as F, with the peaks of whole backwards, which take 81: no order is shorter."""
+    halves = dict.fromkeys("FIW", UNEQUAL["F"])
+    source = Source("split_encoders.chim", SPLIT_ENCODERS)
+    found = chimera_ir.compile(source, options=Options(stage_costs=halves, search=60))
+    assert (found.improvement.result.proven, found.improvement.result.makespan) == (True, 75)
+    assert all(here <= peak for here, peak in zip(found.report.activations, [5, 4, 4, 3, 2, 1], strict=True))
+
+
+@searching
+def test_an_encoder_and_a_decoder_on_the_same_workers_take_45_within_smaller_bounds() -> None:
+    text = SHARED_WORKERS.replace("workers P\n", "workers P\nmemory activations on w <= 5 - w\n").replace("@", "prefer")
+    found = chimera_ir.compile(Source("within_bounds.chim", text), options=Options(search=60))
+    assert (found.improvement.result.proven, found.improvement.result.makespan) == (True, 45)
+    assert [*found.report.activations] == [5, 4, 3]
 
 
 @pytest.mark.parametrize("sizes", [(1, 1, 1, 1), (1, 3, 2, 4), (3, 1, 4, 9), (2, 2, 1, 12)])

@@ -46,6 +46,14 @@ def cases(draw: st.DrawFn) -> Case:
     return seconds, sizes, factors, workers, draw(st.lists(st.integers(0, 120), min_size=count, max_size=count))
 
 
+def fits(case: Case, split: Sequence[int]) -> bool:
+    _, sizes, factors, workers, available = case
+    used: Counter[int] = Counter()
+    for factor, held, part in zip(factors, workers, parts(sizes, split), strict=True):
+        used.update(dict.fromkeys(held, factor * int(sum(part))))
+    return all(size <= available[worker] for worker, size in used.items())
+
+
 @given(cases())
 def test_no_split_has_a_faster_slowest_stage(
     case: tuple[list[int], list[int], list[int], list[list[int]], list[int]],
@@ -60,18 +68,34 @@ def test_no_split_has_a_faster_slowest_stage(
 def test_no_split_that_fits_has_a_faster_slowest_stage(case: Case) -> None:
     seconds, sizes, factors, workers, available = case
 
-    def fits(split: Sequence[int]) -> bool:
-        used: Counter[int] = Counter()
-        for factor, held, part in zip(factors, workers, parts(sizes, split), strict=True):
-            used.update(dict.fromkeys(held, factor * int(sum(part))))
-        return all(size <= available[worker] for worker, size in used.items())
-
     found = balanced(seconds, workers, lambda stage, first, end: factors[stage] * sum(sizes[first:end]), available)
-    fitting = [slowest(seconds, split) for split in every(len(seconds), len(factors)) if fits(split)]
+    fitting = [slowest(seconds, split) for split in every(len(seconds), len(factors)) if fits(case, split)]
     assert (found is None) == (not fitting)
     if found is not None:
-        assert fits(found)
+        assert fits(case, found)
         assert slowest(seconds, found) == min(fitting)
+
+
+@given(cases(), st.data())
+def test_no_split_that_fits_and_begins_stages_with_given_layers_has_a_faster_slowest_stage(
+    case: Case, data: st.DataObject
+) -> None:
+    seconds, sizes, factors, workers, available = case
+    layers, stages = len(seconds), len(factors)
+    example = data.draw(st.sampled_from([*every(layers, stages)]))
+    fixed = sorted(data.draw(st.sets(st.integers(1, stages - 1)))) if stages > 1 else []
+    begins = [(stage, example[stage]) for stage in fixed]
+
+    def needed(stage: int, first: int, end: int) -> int:
+        return factors[stage] * sum(sizes[first:end])
+
+    found = balanced(seconds, workers, needed, available, begins=begins)
+    among = [split for split in every(layers, stages) if all(split[stage] == layer for stage, layer in begins)]
+    fitting = [split for split in among if fits(case, split)]
+    assert (found is None) == (not fitting)
+    if found is not None:
+        assert found in fitting
+        assert slowest(seconds, found) == min(slowest(seconds, split) for split in fitting)
 
 
 @pytest.mark.parametrize("stages", [2, 8, 32, 64])

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from chimera_ir.errors import OptionError
 from chimera_ir.profile.choose import Wanted, read_both
-from chimera_ir.profile.costs import StageCosts, Timing, fastest, merged, problem, stages_of
+from chimera_ir.profile.costs import ModelProfile, StageCosts, Timing, fastest, merged, problem, stages_of
 from chimera_ir.source import Source
 from tests.timings import stage_times, stage_timing
 
@@ -138,7 +138,16 @@ def test_no_other_split_has_a_faster_slowest_stage(times: list[int], overhead: i
         return max(stage.at[1].times["F"] + stage.at[1].times["B"] for stage in stages_of(layers, split))
 
     splits = [(0, *rest) for rest in combinations(range(1, len(layers)), stages - 1)]
-    assert slowest(fastest(layers, stages, 1)) == min(map(slowest, splits))
+    model = ModelProfile("m", {}, layers=tuple(layers))
+    assert slowest(fastest(model, stages, 1)) == min(map(slowest, splits))
+    # A group of stages begins with a given layer of the second stage, or of the third.
+    for begins in [
+        (stage, layer) for stage in range(1, stages) for layer in range(stage, len(layers) - stages + stage + 1)
+    ]:
+        grouped = fastest(replace(model, begins=(begins,)), stages, 1)
+        among = [split for split in splits if split[begins[0]] == begins[1]]
+        assert grouped in among
+        assert slowest(grouped) == min(map(slowest, among))
 
 
 def test_a_stage_of_one_layer_is_that_layer() -> None:

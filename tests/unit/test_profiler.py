@@ -262,3 +262,151 @@ def test_who_measures_on_a_terminal_sees_how_far_it_is_and_a_pipe_sees_nothing(t
     assert ended.status == 0
     assert "6/6" in ended.out
     assert "stage 0 of 2, optimizer" in ended.out
+
+
+# Models of several parts.
+
+PARTS = f"""
+import torch
+from torch import nn
+
+class Part(nn.Module):
+    def __init__(self, stage):
+        super().__init__()
+        self.linear = nn.Linear({WIDTH}, {WIDTH}, bias=False)
+
+    def forward(self, *values, waves=None):
+        return self.linear(sum(values) if waves is None else sum(values) + waves)
+
+MAKE
+
+loss = nn.functional.mse_loss
+
+class Clips(torch.utils.data.Dataset):
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, i):
+        x = torch.full(({WIDTH},), float(i))
+        return {{"image": x, "sound": x}}, torch.zeros({WIDTH})
+
+dataset = Clips
+
+def optimizer(parameters):
+    return torch.optim.Adam(parameters)
+"""
+STAGES = "def build_stage(stage, num_stages):\n    return Part(stage)"
+FROZEN = f"{STAGES}.requires_grad_(stage > 0)"
+IN_LAYERS = "def layers():\n    return [lambda: Part(0)] * 4"
+TOWERS = """
+scheme towers(a = 1, D = 2, N = 2)
+feeds image[a-1] -> text[0]
+feeds sound[0] -> text[0] as waves
+workers a + 1 + D
+pipe down {
+  stages image[i in 0..a] on i
+  stages sound[j in 0..1] on a
+  stages text[s in 0..D] on a + 1 + s
+  micros m in 0..N
+  F(m, image[i]) prefer N + m
+  B(m, image[i]) prefer m
+  F(m, sound[j]) prefer N + m
+  B(m, sound[j]) prefer m
+  F(m, text[s]) prefer N + m
+  B(m, text[s]) prefer m
+}
+"""
+ON_TOWERS = ("--scheme", "towers.chim", "--micro-batch-size", "4", "--count", "--out", "p.toml")
+
+
+@pytest.fixture
+def towers(tmp_path: Path) -> Path:
+    """The directory of a scheme and of model files of two encoders and a text."""
+    for name, make in (("parts", STAGES), ("frozen", FROZEN), ("in_layers", IN_LAYERS)):
+        (tmp_path / f"{name}.py").write_text(PARTS.replace("MAKE", make))
+    (tmp_path / "towers.chim").write_text(TOWERS)
+    return tmp_path
+
+
+def assert_parts(found: ModelProfile, of: str) -> None:
+    """Each part is a product, and the first of the text gets two messages."""
+    product, message = 2 * 4 * WIDTH * WIDTH, 4 * WIDTH * 4
+    for name, group in found.groups.items():
+        for stages in group.depths.values() if of == "depths" else [group.layers]:
+            for number, stage in enumerate(stages):
+                at, last = stage.at[4], name == "text" and number == len(stages) - 1
+                is_source = name != "text" and number == 0
+                assert (at.times["F"], at.times["B"]) == (product, (1 if is_source else 2) * product)
+                assert (at.output, at.gradient) == ((0, 0) if last else (message, message))
+                received = 2 if (name, number) == ("text", 0) else 1
+                assert at.kept.input == (received + last) * message
+
+
+def test_each_group_of_a_graph_is_measured_in_each_of_its_depths(profile: Run, towers: Path) -> None:
+    ended = profile("stages", "parts.py", *ON_TOWERS, "--set", "a=1,2", "--set", "D=2,4")
+    assert ended == Ended(0, "", "")
+    found = read(towers / "p.toml").counts
+    assert {name: [*group.depths] for name, group in found.groups.items()} == {
+        "image": [1, 2],
+        "sound": [1],
+        "text": [2, 4],
+    }
+    assert (found.depths, found.layers) == ({}, ())
+    assert_parts(found, "depths")
+
+
+def test_the_layers_of_a_graph_are_those_of_its_groups(profile: Run, towers: Path) -> None:
+    assert profile("layers", "in_layers.py", *ON_TOWERS) == Ended(0, "", "")
+    found = read(towers / "p.toml").counts
+    assert {name: len(group.layers) for name, group in found.groups.items()} == {"image": 1, "sound": 1, "text": 2}
+    assert_parts(found, "layers")
+
+
+def test_a_stage_of_a_graph_takes_time(profile: Run, towers: Path) -> None:
+    words = (word for word in ON_TOWERS if word != "--count")
+    assert profile("stages", "parts.py", *words, "--rounds", "5", "-q").status == 0
+    found = read(towers / "p.toml")
+    assert all(stage.at[4].times["B"] > 0 and stage.step > 0 for stage in found.parts)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("stages", "parts.py", *ON_TOWERS, "--stages", "4"), "--scheme: it says how many stages there are"),
+        (("stages", "parts.py", *ON_TOWERS[2:], "--stages", "4", "--set", "D=2"), "--set D: it goes with --scheme"),
+        (("stages", "parts.py", *ON_TOWERS, "--set", "d=2"), "no parameter d"),
+        (("stages", "parts.py", *ON_TOWERS[2:], "--scheme", "nosuch"), "nosuch"),
+        (("stages", "in_layers.py", *ON_TOWERS), "has layers(): measure these"),
+        (("layers", "parts.py", *ON_TOWERS), "has build_stage, which makes whole stages"),
+        (("layers", "in_layers.py", *ON_TOWERS, "--set", "D=2,3"), "--set: the layers are those of one size"),
+        (("layers", "in_layers.py", *ON_TOWERS, "--set", "D=3"), "has 5 stages, and"),
+        (("stages", "parts.py", *ON_TOWERS, "--scheme", "cold.chim"), "image[0] is frozen in cold(a=1, D=2, N=2), and"),
+    ],
+)
+def test_a_graph_that_is_not_that_of_the_model_is_refused(
+    profile: Run, towers: Path, arguments: tuple[str, ...], words: str
+) -> None:
+    text = (
+        TOWERS.replace("towers(", "cold(")
+        .replace("workers", "frozen image\nworkers")
+        .replace("  B(m, image[i]) prefer m\n", "")
+    )
+    (towers / "cold.chim").write_text(text)
+    profile(*arguments).assert_refused(WRONG_COMMAND, words)
+    assert not (towers / "p.toml").exists()
+
+
+def test_an_item_without_an_input_for_a_group_is_refused(profile: Run, towers: Path) -> None:
+    lacking = PARTS.replace("MAKE", STAGES).replace('"image": x, ', "")
+    (towers / "parts.py").write_text(lacking)
+    ended = profile("stages", "parts.py", *ON_TOWERS)
+    ended.assert_refused(WRONG_COMMAND, "micro-batch 0 has no input for image: measure on items that have one for each")
+
+
+def test_a_frozen_encoder_keeps_nothing_and_gets_no_gradients(profile: Run, towers: Path) -> None:
+    text = TOWERS.replace("workers", "frozen image\nworkers").replace("  B(m, image[i]) prefer m\n", "")
+    (towers / "towers.chim").write_text(text)
+    assert profile("stages", "frozen.py", *ON_TOWERS) == Ended(0, "", "")
+    (image,) = read(towers / "p.toml").counts.groups["image"].depths[1]
+    assert (image.gradients, image.at[4].kept.activations, image.at[4].gradient) == (0, 0, 0)
+    assert image.at[4].output == 4 * WIDTH * 4

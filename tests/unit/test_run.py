@@ -127,6 +127,16 @@ def test_it_compiles_for_the_communicators_that_train_py_gets(
     assert options.parse(started[1][7:]).communicators is None
 
 
+def test_keep_is_of_checkpoints_and_with_a_stage_of_what_it_keeps(
+    chimera: Chimera, started: list[list[str]], tmp_path: Path
+) -> None:
+    chimera("run", "two_encoders", *MODEL, "--keep", "2", "--keep", "image=1/4", "--save", "there")
+    assert options.parse(started[0][7:]).keep == 2
+    assert "keep" in chimera("compile", "two_encoders", "--keep", "image=1/4", "--emit", "schedule").out
+    shares = json.loads((tmp_path / "two_encoders.out" / "report.json").read_text())["activations"]
+    assert shares == [1.25, 1.0, 4, 3, 2, 1]
+
+
 def test_what_follows_two_dashes_is_the_model_files(chimera: Chimera, started: list[list[str]]) -> None:
     given = ["--steps", "3", "--", "a b", "-h"]
     ended = chimera("run", "gpipe", *MODEL, "--steps", "2", "--", *given)
@@ -167,6 +177,9 @@ def test_it_takes_every_option_of_train_py_with_the_same_choices(capsys: pytest.
         (("gems", *MODEL, "--timeout", "0"), "--timeout"),
         (("gems", *MODEL, "--timeout", "inf"), "argument --timeout: 'inf' is not a positive number of seconds"),
         (("gems", *MODEL, "--copies", "0"), "--copies"),
+        (("gems", *MODEL, "--keep", "three"), "argument --keep: "),
+        (("gems", *MODEL, "--keep", "7=1/4"), "--keep 7=1/4: gems(D=4, N=4) has the stages 0 to 3"),
+        (("gems", *MODEL, "--keep", "profile"), "--keep profile: run reads no profile; chimera compile with --emit"),
         (("gems", *MODEL, "--emit", "report"), "No such option"),
         (("gems", *MODEL, "--step", "3"), "--step"),
         (("gems", *MODEL, "more"), "unexpected word 'more'"),

@@ -80,7 +80,7 @@ def test_a_command_without_a_profile_says_where_equal_times_are_found() -> None:
     model = str(Path(__file__).parents[1] / "e2e" / "models" / "carried.py")
     result = CliRunner().invoke(run_command, ["seq1f1b", "--model", model, "--slice-lengths", "equal-times"])
     assert result.exit_code == 2
-    assert "run reads no profile; chimera compile with --emit schedule shows the lengths" in result.output
+    assert "run reads no profile; chimera compile with --emit schedule shows what to give here" in result.output
 
 
 # With a profile.

@@ -1,7 +1,9 @@
 """CH201 and on: mistakes in names, types and clauses, which a scheme has whatever its numbers are."""
 
+from typing import ClassVar
+
 from chimera_ir.diagnostics.catalogue.values import InInstance
-from chimera_ir.diagnostics.model import Diagnostic, Severity
+from chimera_ir.diagnostics.model import Diagnostic, Note, Severity
 from chimera_ir.source import Span
 
 # CH249 and CH280 and on: operations over several micro-batches, halves of them, pairs, pipes that do not agree.
@@ -413,18 +415,31 @@ class NotSupported(Diagnostic, code="CH215"):
     title = "a pair where micro-batches go on for ever cannot be compiled yet"
     label = "not supported yet"
     help = "give each of the two a line and a clock of its own"
+    reason: ClassVar[str] = ""
+
+    def notes(self) -> tuple[Note, ...]:
+        return (Note(self.reason),) if self.reason else ()
 
 
 FrozenNotSupported = NotSupported.worded(
     "FrozenNotSupported",
     title="frozen stages where micro-batches go on for ever cannot be compiled yet",
+    reason="turns, and versions of the weights, are derived and proven for a chain of stages that are all trained",
     help="give the scheme a flush: no `update every`, and a number of micro-batches",
 )
 
 GraphNotSupported = NotSupported.worded(
     "GraphNotSupported",
     title="groups of stages with names where micro-batches go on for ever cannot be compiled yet",
+    reason=FrozenNotSupported.reason,
     help=FrozenNotSupported.help,
+)
+
+PlaceNotSupported = NotSupported.worded(
+    "PlaceNotSupported",
+    title="`on` that names the micro-batch where micro-batches go on for ever cannot be compiled yet",
+    reason="each pipe without end has a rhythm of its own, and `on` makes pipes of one",
+    help="place each stage by its number, or write a pipe for each placement",
 )
 
 HalvesNotSupported = NotSupported.worded(
@@ -461,6 +476,14 @@ class TwoGroups(Diagnostic, code="CH222"):
     group: str
     other_variable: str
     other_group: str
+
+
+class PlacedTwice(InInstance, code="CH224"):
+    meaning = "A pipe with an index whose stages are placed by the micro-batch."
+    title = "the pipe `{instance.pipe}` is one of several, and `on` would make further ones by `{variable}`"
+    label = "by the micro-batch"
+    help = "place the stages by the index of the pipe, or write one pipe without an index"
+    variable: str
 
 
 class SeveralBoth(Diagnostic, code="CH223"):

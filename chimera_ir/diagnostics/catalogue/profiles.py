@@ -212,11 +212,61 @@ class NotThatSize(Diagnostic, code="CH718"):
     title = "stage {stage} of {stages} has no costs for micro-batches of size {size}{count:and more}"
     label = "sizes: {sizes}"
     help = "choose another --micro-batch-size, or add a [[depth.stage.at]] with `micro_batch_size = {size}`"
-    stage: int
+    stage: str
     stages: int
     size: int
     sizes: str
     count: int
+
+
+class OtherGroups(Diagnostic, code="CH731"):
+    meaning = "A profile of other groups of stages than those of the schedule, or in another order."
+    title = "the profile is of {groups}, and the schedule is {schedule}"
+    label = "a group of the profile"
+    help = "measure with the same groups: chimera profile .. --scheme, with this scheme"
+    schedule: str
+    groups: str
+
+
+class GroupNotThatDeep(Diagnostic, code="CH732"):
+    meaning = "A profile without a group of as many stages as in the schedule."
+    title = "the schedule has {name} in {stages:stage}, and the profile has no such depth of it"
+    label = "depths of {name}: {depths}"
+    help = "choose parameters that give {name} one of these depths, or measure it with {stages:stage}"
+    name: str
+    stages: int
+    depths: str
+
+
+class GroupTooDeep(Diagnostic, code="CH733"):
+    meaning = "A group of stages that has more of them than layers in the profile."
+    title = "the schedule has {name} in {stages:stage}, and the profile has {layers:layer} of it"
+    label = "a group of the profile"
+    help = "choose parameters that give {name} {layers:stage} at most"
+    name: str
+    stages: int
+    layers: int
+
+
+class GroupOfSome(Diagnostic, code="CH734"):
+    meaning = "Some depths or layers of a profile belong to a group, others to none."
+    title = "each {kind} of a profile belongs to a group, or none does"
+    label = "this one has no `group`"
+    help = "add `group = {example}`, or leave all out"
+    related = ("grouped", "this one has")
+    kind: str
+    example: str
+    grouped: Span
+
+
+class GroupApart(Diagnostic, code="CH735"):
+    meaning = "Layers of one group that do not stand together in a profile."
+    title = "the layers of group {group} do not stand together"
+    label = "others lie between this one and the first"
+    help = "put all layers of {group} next to each other, in the order of the model"
+    related = ("first", "the first is here")
+    group: str
+    first: Span
 
 
 class ClusterTooSmall(Diagnostic, code="CH719"):

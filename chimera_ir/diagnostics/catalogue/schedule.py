@@ -522,6 +522,7 @@ class Cycle(Diagnostic, code="CH310"):
     help = "let it read an older version of the weights, one that does not need its own gradients"
     worst: str
     steps: tuple[CycleStep, ...]
+    chained: tuple[str, ...]
 
     @property
     def who(self) -> str:
@@ -530,13 +531,16 @@ class Cycle(Diagnostic, code="CH310"):
 
     def notes(self) -> tuple[Note, ...]:
         following = (*self.steps[1:], self.steps[0])
-        return tuple(
+        steps = tuple(
             Note(
                 f"`{step.operation}` ({step.place}) must end before `{after.operation}` starts: {step.reason}",
                 step.span,
             )
             for step, after in zip(self.steps, following, strict=True)
         )
+        chain = " -> ".join(self.chained)
+        text = f"without a line `feeds` the groups are one chain, in the order of the text: {chain}"
+        return (*steps, Note(text)) if chain else steps
 
 
 class CycleOfClocks(Cycle):

@@ -380,6 +380,13 @@ class NoSuchMicro(InInstance, code="CH244"):
     last: int
 
 
+MicroElsewhere = NoSuchMicro.worded(
+    "MicroElsewhere",
+    title="`on` puts micro-batch {micro} on other workers than the rest of `{instance.pipe}`",
+    help="name micro-batches in one operation that `on` puts on the same workers",
+)
+
+
 class NoSuchStage(InInstance, code="CH245"):
     meaning = "An operation on a stage that does not exist."
     title = "there is no stage {stage}"

@@ -118,7 +118,7 @@ class Option(NamedTuple):
     choices: Sequence[str] | None = None
 
 
-MODEL, BACKEND, COMMUNICATORS = "--model", "--backend", "--communicators"
+MODEL, BACKEND, COMMUNICATORS, KEEP = "--model", "--backend", "--communicators", "--keep"
 HF, TEXT = "--hf", "--text"
 _OF_HF = (TEXT, "--tokenizer", "--length", "--learning-rate", "--checkpoint-layers")
 """Options that only go with a model of transformers."""
@@ -150,7 +150,7 @@ OPTIONS = (
     Option("--shard-optimizer", "each replica of a stage keeps a share of the optimizer's state"),
     Option("--save", "save checkpoints there: the last, and at Ctrl-C or SIGTERM", "DIR", path),
     Option("--save-every", "save after every K updates, too", "K", _count),
-    Option("--keep", "checkpoints that stay (default: 3)", "K", _count, 3),
+    Option(KEEP, "checkpoints that stay (default: 3)", "K", _count, 3),
     Option("--resume", "go on from a checkpoint, or from the newest in a directory, if any", "DIR", path),
     Option("--load", "begin with the weights of one file", "FILE", path),
     Option("--export", "write the weights into one file at the end: .pt or .safetensors", "FILE", path),

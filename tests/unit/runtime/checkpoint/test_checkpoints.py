@@ -89,7 +89,7 @@ def test_items_are_added_up_over_jobs_whose_mini_batches_differ(
     assert resumed.items == 3 * B * N
     assert resumed.remarks[0].startswith("buffers are those of the first replica of each stage: the checkpoint is of")
     assert halved.pipe.updates == 3
-    halved.pipe.load_state_dict({**halved.pipe.state_dict(), "update": {"0": (5,)}})
+    halved.pipe.items_used += 2 * halved.pipe.items
     assert halved.checkpoints.items == 3 * B * N + 2 * B * N // 2
 
 

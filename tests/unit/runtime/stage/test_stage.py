@@ -787,7 +787,7 @@ def test_auxiliary_losses_count_once_and_flow_back_with_the_share_of_the_loss(
     module = Balanced()
     traits = Traits((), "has auxiliary losses", (), ("balance", "spare"))
     one = stage(module, output=SendOutput(1, ONE, 0.25), traits=traits, recomputed=recomputed)
-    one.scale_loss(8.0)
+    one.weigh_loss(0.25, 8.0)
     _, back = run(one, groups(*sizes), groups(1, 1, 1, 1))
     made = [p.grad.clone() for p in module.parameters() if p.grad is not None]
     inputs = [x.clone().requires_grad_() for x in data(1)]

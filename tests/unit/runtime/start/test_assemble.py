@@ -173,16 +173,13 @@ def test_a_stage_of_which_nothing_can_move_is_remarked_upon(alone: World, monkey
         pytest.param(
             {"micro_batches": 2}, ((0, 1),), (), {"takes_keywords": True}, {0: {0, 2}, 1: {2}}, id="all keywords"
         ),
-        pytest.param(
-            {"micro_batches": 2}, (), ((1, 2),), {"reads_shapes": True}, {0: {0, 2}, 1: {1}}, id="shapes of the first"
-        ),
     ],
 )
 def test_what_is_loaded_is_counted_in_whole_micro_batches(
     of_job: Any, inputs: Any, targets: Any, looks: dict[str, bool], expected: dict[int, set[int]]
 ) -> None:
     of_worker = replace(facts(0), inputs=inputs, targets=targets)
-    looks = {"takes_keywords": False, "reads_shapes": False} | looks
+    looks = {"takes_keywords": False} | looks
     assert needed_inputs(job(**{"micro_batches": 4} | of_job), of_worker, **looks) == expected
 
 
@@ -205,7 +202,7 @@ class Peer:
 def test_a_micro_batch_counts_its_share_of_the_mean_over_all_copies(alone: World) -> None:
     with worlds(alone, alone_job(micro_batches=3, parts=2), copies=4) as (world, *_):
         made, _ = setting(world, options="--micro-batch-size 2")
-        assert assemble.loss_share(world.job, world.place.copies, made.probed) == pytest.approx(1 / (3 * 2 * 4))
+        assert assemble.loss_share(made.probed, 3 * 2 * 4) == pytest.approx(1 / (3 * 2 * 4))
 
 
 def test_a_lane_trains_with_the_data_of_its_micro_batches(alone: World) -> None:

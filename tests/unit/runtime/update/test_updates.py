@@ -15,6 +15,7 @@ from torch import nn
 
 from chimera_runtime.errors import Misuse, PeerLost, RanksDiffer
 from chimera_runtime.optimizer.optimizer_facts import next_moment
+from chimera_runtime.program.numbering import Round
 from chimera_runtime.ranks.agreement import TERMS
 from chimera_runtime.ranks.world import World
 from chimera_runtime.stage.stage import Stage
@@ -509,20 +510,24 @@ class Noting:
         return called
 
 
-def made(notes: list[Any], sums_wider: bool = False) -> FlushedUpdates:
+def made(notes: list[Any], sums_wider: bool = False, numbers: Sequence[int] = (4,)) -> FlushedUpdates:
     """Two stages that share a weight group, whose losses of an update are 1 and 10."""
     tie = SimpleNamespace(gradient_sum=Noting(notes, "tie"))
     stages: dict[int, Any] = {
         number: SimpleNamespace(
             groups=(SimpleNamespace(gradient_sum=Noting(notes, f"stage {number}")), tie),
-            scale_loss=lambda scale, number=number: notes.append(("scale", number, scale)),
+            weigh_loss=lambda *factors, number=number: notes.append(("weigh", number, *factors)),
             take_loss=lambda update, number=number: Tally(10.0**number, 1.0),
         )
         for number in range(2)
     }
     others: dict[str, Any] = {name: Noting(notes, name) for name in ("lane", "feed", "accumulation")}
+    others["feed"].size = 2
     return FlushedUpdates(
-        script=Noting(notes, "script").update,
+        scripts={number: Noting(notes, f"script of {number}").update for number in numbers},
+        share_of=lambda micro_batches: 1 / micro_batches,
+        rounds=(Round(numbers[-1]),),
+        micro_batches=2 * numbers[-1],
         stages=stages,
         outcomes=Noting(notes, "outcomes", result="outcome"),  # type: ignore[arg-type]
         device=torch.device("cpu"),
@@ -540,19 +545,38 @@ def test_an_update_runs_the_script_and_lets_its_mini_batch_go() -> None:
         assert updates.run_update() == "outcome"
         names = [note[:3] for note in notes]
         assert names[0] == ("lane", "begin", update)
-        assert names[1][:2] == ("script", "update")
+        assert names[1][:2] == ("script of 4", "update")
         assert ("feed", "drop", update) in names
         assert ("outcomes", "launch", update, Tally(11.0, 2.0), None) in notes
         assert names[-1] == ("accumulation", "end", "outcome")
+
+
+def test_an_update_of_several_rounds_runs_a_script_for_each() -> None:
+    notes: list[Any] = []
+    updates = made(notes, numbers=(2, 4))
+    updates.feed.job = SimpleNamespace(parts=3)  # type: ignore[assignment]
+    updates.choose((Round(4, 0, is_last=False), Round(2, 4)), 6)
+    updates.prepare(False, None)
+    assert ("weigh", 0, 1 / 6, 1.0) in notes
+    notes.clear()
+    assert updates.run_update() == "outcome"
+    assert updates.feed.start == 4
+    rounds = [note for note in notes if note[0] == "lane" or note[0].startswith("script")]
+    assert [note[:2] for note in rounds if note[0] != "lane"] == [("script of 4", "update"), ("script of 2", "update")]
+    assert [note[1:] for note in rounds if note[0] == "lane"] == [
+        *[("begin_round", 0, False), ("begin", 0), ("end",)],
+        *[("begin_round", 12, True), ("begin", 0), ("end",)],
+    ]
+    assert [note[0] for note in notes].count("outcomes") == 1
 
 
 def test_gradients_are_cleared_and_the_loss_is_scaled_on_every_stage() -> None:
     notes: list[Any] = []
     made(notes).prepare(False, None)
     assert notes[0] == ("accumulation", "begin", False, 1.0)
-    assert {note for note in notes if note[0] == "scale"} == {("scale", 0, 1.0), ("scale", 1, 1.0)}
+    assert {note for note in notes if note[0] == "weigh"} == {("weigh", 0, 1 / 8, 1.0), ("weigh", 1, 1 / 8, 1.0)}
     assert {note[0] for note in notes if note[-1] == "clear"} == {"stage 0", "stage 1", "tie"}
     notes.clear()
     made(notes).prepare(True, torch.amp.GradScaler("cpu", init_scale=8.0))
     assert notes[0] == ("accumulation", "begin", True, 8.0)
-    assert ("scale", 0, 8.0) in notes
+    assert ("weigh", 0, 1 / 8, 8.0) in notes

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -60,7 +61,7 @@ def test_gradients_come_back_of_the_differentiable_tensors_alone() -> None:
 # Stages that several stages feed.
 
 ONE = Boundary(ONE_TENSOR, ((2, 3),), (torch.float32,), (True,), (True,))
-SLICED = replace(ONE, of_slices=(((2, 3),), ((2, 1),)))
+SLICED = replace(ONE, of_micros=(((2, 3),), ((2, 1),)))
 
 
 def feed(source: int, boundary: Boundary, keyword: str = "", backs: bool = True) -> FeedingBoundary:
@@ -314,6 +315,23 @@ class Behind(nn.Module):
 )
 def test_a_stage_takes_the_names_of_its_parameters_but_the_first(module: nn.Module, names: tuple[str, ...]) -> None:
     assert accepted(module, NAMES) == names
+
+
+class Reading(nn.Module):
+    def forward(self, pixels: torch.Tensor, waves: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
+        return pixels + 10 * waves + 100 * words
+
+
+@pytest.mark.parametrize(("feeds", "values"), [(("pixels", "waves"), ()), (("", "waves"), (1,)), (("", ""), (1, 2))])
+def test_the_first_layer_takes_what_stages_feed_by_name_or_in_order(
+    feeds: tuple[str, ...], values: tuple[int, ...]
+) -> None:
+    layers, one = Stack({"0": Reading(), "1": nn.Identity()}), torch.ones(())
+    named = {"pixels": one, "waves": 2 * one}
+    by_name = {name: named[name] for name in feeds if name}
+    assert layers(*[value * one for value in values], **by_name, words=3 * one) == 321
+    before: Any = SimpleNamespace(feeds=[SimpleNamespace(keyword=name) for name in feeds])
+    assert accepted(layers, ("words", "waves", "pixels"), before) == ("words",)
 
 
 def test_a_compiled_stage_takes_what_it_took_before() -> None:

@@ -63,6 +63,7 @@ def make(alone: World, one_worker: Path) -> Iterator[Callable[..., tuple[Saving,
 
 def train(pipe: Pipeline, updates: int) -> None:
     pipe.load_state_dict({**pipe.state_dict(), "update": {"0": (pipe.updates + updates,)}})
+    pipe.items_used += updates * pipe.items
 
 
 # When it is time.

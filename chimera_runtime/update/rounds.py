@@ -1,0 +1,71 @@
+"""Rounds: the runs of programs of which an update consists, if a directory has programs for several numbers N.
+
+Before an update the ranks agree on how many micro-batches each copy has. A number without a program is made of several
+rounds, one after the other; gradients are summed over the ranks after the last one.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from chimera_runtime.data.feed import UNKNOWN
+from chimera_runtime.errors import Misuse
+from chimera_runtime.errors import data as mistakes
+from chimera_runtime.program.job import Place
+from chimera_runtime.program.numbering import Round
+from chimera_runtime.program.rank_facts import RankFacts
+from chimera_runtime.ranks.agreement import ControlGroup
+
+
+def agree_on_numbers(control: ControlGroup, number: int) -> tuple[int, ...]:
+    """Returns the number of micro-batches of each copy in an update; every rank calls it with that of its own copy, or
+    `UNKNOWN`.
+
+    Raises `RanksDiffer`, on all ranks, if ranks of a copy have different numbers, and `Misuse` if no rank of a copy
+    knows one, or no copy has any micro-batch.
+    """
+    place = control.place
+    told = torch.zeros(len(place.ranks), dtype=torch.int64)
+    told[place.rank] = number - UNKNOWN
+    control.reduce(told, "for the number of micro-batches of an update")
+    numbers = [_of_copy(copy, dict(zip(ranks, told[ranks].tolist(), strict=True))) for copy, ranks in _copies(place)]
+    if not any(numbers):
+        raise Misuse(mistakes.NO_MICRO_BATCHES)
+    return (*numbers,)
+
+
+def _copies(place: Place) -> Iterator[tuple[int, list[int]]]:
+    workers = range(place.workers)
+    return ((copy, [place.rank_of(copy, worker) for worker in workers]) for copy in range(place.copies))
+
+
+def _of_copy(copy: int, told: Mapping[int, int]) -> int:
+    """The number of a copy, from what each rank has ``told``: 0 if that is unknown, else one more."""
+    known = {rank: number + UNKNOWN for rank, number in told.items() if number}
+    if not known:
+        raise mistakes.number_is_unknown(copy=copy)
+    (first, number), *others = known.items()
+    if other := next(((rank, n) for rank, n in others if n != number), None):
+        raise mistakes.numbers_differ(copy=copy, ranks=(first, other[0]), numbers=(number, other[1]))
+    return number
+
+
+def sum_alone(facts: RankFacts) -> Callable[[Any], None]:
+    """Returns the script of a round without micro-batches: this rank's part in the sums of gradients, and steps."""
+
+    def update(lane: Any) -> None:
+        groups = [*map(lane.stage, facts.stages), *(lane.tie(*tie.stages) for tie in facts.ties)]
+        for group in groups:
+            group.all_reduce()
+        for group in groups:
+            group.wait_all_reduce()
+            group.step()
+
+    return update
+
+
+def remarks_on(rounds_of_copies: Iterable[Sequence[Round]]) -> list[str]:
+    """A remark on the first number of micro-batches of a copy that no program has, so that it is made of several."""
+    several = ([each.number for each in rounds] for rounds in rounds_of_copies if len(rounds) > 1)
+    return [mistakes.number_has_no_program(numbers=numbers, total=sum(numbers)) for numbers in several][:1]
