@@ -17,7 +17,7 @@ grown by the same amounts. The window is a plan as the text gives it, with fewer
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, compress, pairwise
+from itertools import accumulate, chain, compress, pairwise
 from math import lcm
 from operator import itemgetter, sub
 from typing import NamedTuple
@@ -375,19 +375,14 @@ def _aligned(lanes: Sequence[Sequence[Entry]], stretches: Sequence[Stretch]) -> 
 
 
 def _stretch(lane: Sequence[Entry], places: Sequence[Place]) -> Stretch | None:
-    """The longest stretch of a list around one of a few places; None if there is none of several turns.
-
-    In a turn the forwards of each stage and pipe get as many micro-batches further as those of any other.
-    """
-    forwards = [[part for part in place.parts if part.kind.opens] for place in places]
-    work = [sum(part.size for part in forwards[entry.place]) for entry in lane]
-    every = {(part.pipe, part.stage) for place in {entry.place for entry in lane} for part in forwards[place]}
+    """The longest stretch of a list around one of a few places; None if there is none of several turns."""
+    counted = [[part for part in place.parts if part.kind.opens or part.kind.sums] for place in places]
+    of_each = {(part.pipe, part.stage, part.kind.opens) for entry in lane for part in counted[entry.place]}
+    work = [*accumulate((sum(part.size for part in counted[entry.place]) for entry in lane), initial=0)]
     best: Stretch | None = None
     for part in (4, 3, 5, 2, 6):
         at = len(lane) * part // 8
-        for stretch in _stretches(lane, at):
-            if sum(work[stretch.start : stretch.start + stretch.length]) != stretch.step * len(every):
-                continue
+        for stretch in _stretches(lane, at, work, len(of_each)):
             if best is None or stretch.stop - stretch.start > best.stop - best.start:
                 best = stretch
             if 2 * (best.stop - best.start) > len(lane):
@@ -395,22 +390,27 @@ def _stretch(lane: Sequence[Entry], places: Sequence[Place]) -> Stretch | None:
     return best
 
 
-def _stretches(lane: Sequence[Entry], at: int) -> Iterator[Stretch]:
-    """Yields the stretches around a place, those with the shortest turns first."""
+def _stretches(lane: Sequence[Entry], at: int, work: Sequence[int], kinds: int) -> Iterator[Stretch]:
+    """Yields the stretches around a place, those with the shortest turns first.
+
+    In a turn the forwards of each stage and pipe get as many micro-batches further as any others, and so do what adds
+    up their gradients: ``kinds`` of operations, of which ``work`` has been done before each place.
+    """
     order, place, micro = lane[at] if at < len(lane) else (0, 0, 0)
     tried = 0
     for other in range(at + 1, len(lane)):
         if lane[other].place != place:
             continue
         length, step, rise = other - at, lane[other].micro - micro, lane[other].order - order
-        start = stop = at
-        while stop + length < len(lane) and _repeats(lane, stop, length, step, rise):
-            stop += 1
-        while start and _repeats(lane, start - 1, length, step, rise):
-            start -= 1
-        if step > 0 and stop + length - start > 2 * length:
-            yield Stretch(start, stop + length, length, step, rise)
         tried += 1
+        if step > 0 and work[other] - work[at] == kinds * step:
+            start = stop = at
+            while stop + length < len(lane) and _repeats(lane, stop, length, step, rise):
+                stop += 1
+            while start and _repeats(lane, start - 1, length, step, rise):
+                start -= 1
+            if stop + length - start > 2 * length:
+                yield Stretch(start, stop + length, length, step, rise)
         if tried == _LENGTHS:
             return
 
