@@ -9,6 +9,7 @@ from collections.abc import Hashable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain, pairwise
 from math import lcm
 
 from chimera_ir.codegen.rolling import roll_around
@@ -21,16 +22,20 @@ from chimera_ir.diagnostics.model import Rejected, raise_errors
 from chimera_ir.elaborate.elaborate import Outline
 from chimera_ir.elaborate.repeats import Lists, Window, lists_of, stretches_in
 from chimera_ir.flow.net import net_of
-from chimera_ir.ir.levels import Header, Schedule
+from chimera_ir.ir.levels import Header, Program, Schedule
 from chimera_ir.ir.ops import Communicators, Compute, Instruction, Operation, Pair
+from chimera_ir.ir.rolled import Insertion
 from chimera_ir.lower.lower import forwards, forwards_header, lower, order
 from chimera_ir.plural import counted
 from chimera_ir.verify.findings import names
 from chimera_ir.verify.insertion import insertion
-from chimera_ir.verify.verify import Verified, verify_lowered, verify_schedule, verify_turns
+from chimera_ir.verify.verify import Checked, Verified, verify_lowered, verify_schedule, verify_turns
 
-_KEPT = ((3, 2), (4, 2), (5, 3), (6, 3), (8, 4), (12, 6), (24, 12), (48, 24))
+_KEPT = ((2, 1), (3, 1), (4, 2), (6, 3), (8, 4), (12, 6), (24, 12), (48, 24))
 """How many turns windows keep, and before how many of the last ones, less one, the others come in."""
+
+_LARGER = 1.03
+"""A window is not tried if the next one is not larger by this factor."""
 
 _MORE = (0, 1, 3, 7, 15, 31, 63, 127, 255)
 """How many turns more the window of the forwards alone keeps, one after the other."""
@@ -63,10 +68,17 @@ class ScheduledWindow:
 def scheduled(outline: Outline, durations: Durations) -> Iterator[ScheduledWindow]:
     """Yields the windows of a scheme whose times settle, up to half as large as itself."""
     lists = lists_of(outline)
-    for kept, back in _KEPT if lists else ():
-        assert lists is not None
+    if lists is None:
+        return
+    step, whole = lists.stretches[0].step * len(lists.header.pipes), lists.header.micro_batches
+    for (kept, back), (following, _) in pairwise((*_KEPT, (2 * lists.turns, 0))):
+        next_size = whole - (lists.turns - following) * step
+        if next_size < _LARGER * (next_size - (following - kept) * step):
+            continue
         window = lists.window(kept, back)
-        if window is None or 2 * len(window.plan.operations) > sum(map(len, lists.lanes)):
+        if window is None:
+            continue
+        if 2 * len(window.plan.operations) > sum(map(len, lists.lanes)):
             return
         schedule = order(window.plan)
         with suppress(KeyError):  # an operation is missing
@@ -118,7 +130,7 @@ def repeated(
 
     The report compares with ``baseline``, the outline of another scheme; None if that is the same scheme.
     """
-    spent = 0
+    spent, evaluation = 0, None
     for window in scheduled(outline, durations):
         # Trying is no more work than the whole.
         spent += len(window.window.plan.operations)
@@ -126,7 +138,7 @@ def repeated(
             return None
         with suppress(Rejected):
             verified = _verified(window, durations, communicators)
-            evaluation = _evaluation(window, communicators) if verified else None
+            evaluation = evaluation or (_evaluation(window, communicators) if verified else None)
             if verified and evaluation:
                 for other in [window] if baseline is None else scheduled(baseline, durations):
                     with suppress(Unsettled):
@@ -139,10 +151,10 @@ def _verified(window: ScheduledWindow, durations: Durations, communicators: Comm
     if checked.findings.diagnostics:
         return None
     _, duration = ticks(checked.schedule.header, durations)
-    program = lower(checked.level, duration=duration, net=checked.net, communicators=communicators)
-    verified = verify_lowered(program, checked)
-    whole, cuts = window.window, cuts_in(verified.program.lanes, window.window)
-    return extended(verified, whole.header, whole.left_out * whole.step, whole.step, cuts)
+    program = lower(checked.schedule, duration=duration, net=checked.net, communicators=communicators)
+    assert isinstance(program, Program), "a window has a flush"
+    whole, cuts = window.window, cuts_in(program.lanes, window.window)
+    return _extended(program, checked, whole.header, whole.left_out * whole.step, whole.step, cuts)
 
 
 def _evaluation(window: ScheduledWindow, communicators: Communicators) -> Verified | None:
@@ -158,21 +170,33 @@ def _evaluation(window: ScheduledWindow, communicators: Communicators) -> Verifi
         stretches = stretches_in(ordered)
         if stretches is None or min(stretch.turns for stretch in stretches) < 3:
             continue
+        # Cuts in the middle, and so far apart that micro-batches are numbered alike after both, if they can be.
+        turns, step = min(stretch.turns for stretch in stretches), stretches[0].step
+        together = lcm(step, whole.step) // step
+        if left_out % (together * step) or turns <= 2 * together:
+            together = 1
+        back = (turns + together) // 2
         checked = verify_schedule(ordered, None)
         raise_errors(checked.findings.diagnostics)
-        # In turns of the schedule's own micro-batches, if they are: after these their numbers are alike as well.
-        both = lcm(step := stretches[0].step, whole.step)
-        if not left_out % both and both // step * 3 <= min(stretch.turns for stretch in stretches):
-            stretches = [stretch.in_turns_of(both) for stretch in stretches]
-        verified = verify_lowered(lower(checked.level, net=checked.net, communicators=communicators), checked)
+        program = lower(checked.schedule, net=checked.net, communicators=communicators)
+        assert isinstance(program, Program), "a window has a flush"
         cuts: Cuts = []
-        for stretch, parts in zip(stretches, verified.program.parts, strict=True):
-            start = stretch.start + (stretch.turns - 3) * stretch.length
-            cuts.append((parts.computes.places[start], parts.computes.places[start + stretch.length]))
-        made = extended(verified, forwards_header(whole.header), left_out, stretches[0].step, cuts)
+        for stretch, parts in zip(stretches, program.parts, strict=True):
+            start, places = stretch.start + (stretch.turns - back) * stretch.length, parts.computes.places
+            cuts.append((places[start], places[start + together * stretch.length]))
+        made = _extended(program, checked, forwards_header(whole.header), left_out, together * step, cuts)
         if made:
             return made
     return None
+
+
+def _extended(
+    program: Program, checked: Checked, header: Header, left_out: int, step: int, cuts: Cuts
+) -> Verified | None:
+    """As `extended`, of a program that is proven only if turns can be put into it."""
+    insertions = _insertions(program, header, left_out, step, cuts)
+    first = next(insertions, None)
+    return _with_turns(verify_lowered(program, checked), chain([first], insertions)) if first else None
 
 
 def extended(verified: Verified, header: Header, left_out: int, step: int, cuts: Cuts) -> Verified | None:
@@ -180,14 +204,22 @@ def extended(verified: Verified, header: Header, left_out: int, step: int, cuts:
 
     These come in one turn before the second of the ``cuts``, or there if the lanes are not yet alike before.
     """
-    program = verified.program
+    return _with_turns(verified, _insertions(verified.program, header, left_out, step, cuts))
+
+
+def _insertions(program: Program, header: Header, left_out: int, step: int, cuts: Cuts) -> Iterator[Insertion]:
     count, rest = divmod(left_out, step)
     for back in (1, 0) if not rest else ():
         earlier = [(start - back * (end - start), end - back * (end - start)) for start, end in cuts]
         at = insertion(program, header, count, step, earlier) if min(earlier) >= (0, 0) else None
-        if at is None:
-            continue
-        turns = zip(program.lanes, earlier, at.slots, strict=True)
+        if at:
+            yield at
+
+
+def _with_turns(verified: Verified, insertions: Iterable[Insertion]) -> Verified | None:
+    program = verified.program
+    for at in insertions:
+        turns = zip(program.lanes, at.cuts, at.slots, strict=True)
         lanes = [roll_around(program.header, lane, *ends, slots) for lane, ends, slots in turns]
         looped = [lane for lane in lanes if lane is not None]
         made = verify_turns(verified, at, looped) if len(looped) == len(lanes) else None

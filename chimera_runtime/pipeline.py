@@ -39,7 +39,7 @@ from chimera_runtime.start.assemble import (
     located_at,
 )
 from chimera_runtime.start.inventory import compare_stages
-from chimera_runtime.start.probe import VaryingShapes
+from chimera_runtime.start.varying_shapes import ShapeList, VaryingShapes
 from chimera_runtime.state.exporting import export_weights, load_weights
 from chimera_runtime.state.state import Average, AverageState, State
 from chimera_runtime.update.rounds import agree_on_numbers, remarks_on
@@ -117,8 +117,8 @@ class Pipeline:
     before_step, after_step
         For such a schedule: called with a `StageStep` before and after each step, to clip or to step a scheduler.
     varying
-        Whether mini-batches may be smaller than the example in dimensions other than 0, and differ from step to step.
-        Then every rank looks at the input of each mini-batch, and messages use a part of the example's buffers.
+        Whether micro-batches may be smaller than the example, in items or in any other dimension, each in its own way.
+        Then the ranks agree on their shapes before each step, and messages use a part of the example's buffers.
     ranges
         Whether every update and every line of the program is a named range for torch.profiler, on a GPU also for NVTX.
     hooks
@@ -250,7 +250,9 @@ class Pipeline:
             scripts=compiled.updates(place.worker),
             sum_dtype=sum_dtype,
         )
-        self._varying = VaryingShapes(world, self._feed, modules, stages, probed=probed) if varying else None
+        self._varying = VaryingShapes(world, self._feed, modules, stages, probed, compiled) if varying else None
+        if self._varying is not None and isinstance(self._updates, FlushedUpdates):
+            self._updates.fit = self._varying.begin_round
         self._shared_facts = SharedFacts(
             *(self._feed, self._outcomes, self._updates),
             groups=self._groups,
@@ -267,7 +269,6 @@ class Pipeline:
             located,
             self._feed,
             traits=probed.traits,
-            varying=varying,
             seed=seed,
         )
         self.needs = frozenset(self._loaders.needed)
@@ -349,16 +350,15 @@ class Pipeline:
             self._feed.put_micro_batches(update, micro_batches)
         rounds = self._agree_on_numbers(update) if self.job.numbers else ()
         total = sum(of_copy[-1].stop for of_copy in rounds) or self.micro_batches * self.copies
-        if self._varying is not None:
-            self._varying.check(update)  # refuses too large a mini-batch while gradients are as they were
+        shapes = self._agree_on_shapes(self._feed, update, rounds)
         self._agree_before(update, rounds)
         self._updates.prepare(accumulate, scaler)
         self._world.control_group.refusals.note_sending()
         # Run the script. Forwards seed the random generators; afterwards those of the loop are restored.
         try:
             with self._located, self._context.probed.generators_kept(), self._range(f"update {update}"):
-                if self._varying is not None:
-                    self._varying.begin(update)  # new shapes: runs forwards, on all ranks of the copy
+                if self._varying is not None and shapes is not None:
+                    self._varying.begin(shapes)  # new shapes: runs forwards, on all ranks of the copy
                 self.items_used += self._feed.size * total
                 return self._updates.run_update()
         except PeerLost:
@@ -378,6 +378,13 @@ class Pipeline:
             self._has_rounds = True
             self._add_remarks(remarks)
         return rounds
+
+    def _agree_on_shapes(self, feed: Feed, update: int, rounds: Sequence[Sequence[Round]]) -> ShapeList | None:
+        """Refuses what does not fit while gradients are as they were."""
+        if self._varying is None:
+            return None
+        with self._located.for_loader():
+            return self._varying.agree(feed, update, rounds)
 
     def _agree_before(self, update: int, rounds: Sequence[Sequence[Round]]) -> None:
         if self._context.absence is not None or self._context.counts:
@@ -538,15 +545,19 @@ class Pipeline:
         self._finish()
         feed = self._on_all_ranks(lambda: self._checked_feed(batch, micro_batches, number))
         context = self._context
+        rounds: list[tuple[Round, ...]] = []
         if self.job.numbers:
             with self._located.for_loader():
                 numbers = agree_on_numbers(self._world.control_group, feed.number(0))
                 context = self._context_of(numbers)
             feed.job = context.world.job
             feed.set_number(0, feed.job.micro_batches)
-        if self._varying is not None:
+            rounds = [(Round(number),) for number in numbers]
+        shapes = self._agree_on_shapes(feed, 0, rounds)
+        if self._varying is not None and shapes is not None:
             with self._located, context.probed.generators_kept():
-                boundaries = self._varying.boundaries((feed.input(0, 0), feed.keywords(0, 0)))
+                self._varying.begin(shapes)
+                boundaries = self._varying.boundaries(shapes.keys)
             context = replace(context, probed=replace(context.probed, boundaries=boundaries))
         self._checks += 1
         return check_batch(
@@ -582,12 +593,11 @@ class Pipeline:
             if (name := next((n for n, p in module.named_parameters() if is_spread(p)), None)) is not None:
                 raise parameter_is_spread(stage=stage, name=name)
         feed = Feed(self.job, self._feed.size, self.copy, self._feed.names, self._feed.cut_slice)
+        feed.varies = feed.keeps = self._varying is not None
         if micro_batches is None:
             feed.put(0, batch, number)
         else:
             feed.put_micro_batches(0, micro_batches)
-        if self._varying is not None:
-            self._varying.require_fitting((feed.input(0, 0), feed.keywords(0, 0)))
         return feed
 
     def _model_alone(self, _enquiry: Enquiry) -> Model:

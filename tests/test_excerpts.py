@@ -49,7 +49,7 @@ WRITTEN = {
     "docs/howto/from_pipelining.md": 1,
     "docs/howto/loop.md": 14,
     "docs/howto/lora.md": 2,
-    "docs/howto/micro_batches.md": 2,
+    "docs/howto/micro_batches.md": 3,
     "docs/howto/networkx.md": 1,
     "docs/howto/rule.md": 3,
     "docs/howto/transformers.md": 2,

@@ -14,9 +14,10 @@ turn of a list is a number of operations after which the places repeat, while al
 grown by the same amounts. The window is a plan as the text gives it, with fewer micro-batches.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, compress, pairwise
+from itertools import accumulate, chain, compress, pairwise
 from math import lcm
 from operator import itemgetter, sub
 from typing import NamedTuple
@@ -142,6 +143,8 @@ class Lists:
         cuts = []
         for lane, stretch in zip(planned, self.stretches, strict=True):
             start = self._cut(stretch, kept, back)
+            if start + stretch.length == len(lane):
+                return None
             cuts.append((lane[start].operation, lane[start + stretch.length].operation))
         plan, step = Plan(header, tuple(chain.from_iterable(planned))), self.stretches[0].step
         return Window(plan, self.header, self.turns - kept, step, tuple(cuts), kept - back + 1, back - 1)
@@ -254,7 +257,7 @@ def lists_of(outline: Outline) -> Lists | None:
         lane.sort(key=itemgetter(0))
         if any(entry.order == later.order for entry, later in pairwise(lane)):
             return None
-    stretches = _together(lanes, header.parts)
+    stretches = _together(lanes, [*places], header.parts)
     if stretches is None:
         return None
     moves = any(part.kind.moves for place in places for part in place.parts)
@@ -347,22 +350,39 @@ def stretches_in(schedule: Schedule) -> list[Stretch] | None:
             parts = [Part(part.kind, pipe, part.stage, first - micro, part.size) for (pipe, first), part in firsts]
             entries.append(Entry(0, places.setdefault(Place(NOWHERE, tuple(parts)), len(places)), micro))
         lanes.append(entries)
-    return _together(lanes, header.parts)
+    return _together(lanes, [*places], header.parts)
 
 
-def _together(lanes: Iterable[Sequence[Entry]], parts: int) -> list[Stretch] | None:
-    by_lane = [_stretch(lane) for lane in lanes]
+def _together(lanes: Sequence[Sequence[Entry]], places: Sequence[Place], parts: int) -> list[Stretch] | None:
+    by_lane = [_stretch(lane, places) for lane in lanes]
     stretches = [stretch for stretch in by_lane if stretch is not None]
+    if len(stretches) < len(by_lane):
+        return None
     step = lcm(parts, *(stretch.step for stretch in stretches))
-    return [stretch.in_turns_of(step) for stretch in stretches] if len(stretches) == len(by_lane) else None
+    stretches = [stretch.in_turns_of(step) for stretch in stretches]
+    aligned = _aligned(lanes, stretches)
+    turns = [min(stretch.turns for stretch in each) for each in (stretches, aligned)]
+    return aligned if turns[0] == turns[1] else stretches
 
 
-def _stretch(lane: Sequence[Entry]) -> Stretch | None:
+def _aligned(lanes: Sequence[Sequence[Entry]], stretches: Sequence[Stretch]) -> list[Stretch]:
+    """The stretches from the moment on at which the last of them begins: then none waits for what comes after a cut."""
+    latest = max(lane[stretch.start].order for lane, stretch in zip(lanes, stretches, strict=True))
+    starts = [
+        bisect_left(lane, latest, s.start, s.stop, key=itemgetter(0)) for lane, s in zip(lanes, stretches, strict=True)
+    ]
+    return [replace(stretch, start=start) for stretch, start in zip(stretches, starts, strict=True)]
+
+
+def _stretch(lane: Sequence[Entry], places: Sequence[Place]) -> Stretch | None:
     """The longest stretch of a list around one of a few places; None if there is none of several turns."""
+    counted = [[part for part in place.parts if part.kind.opens or part.kind.sums] for place in places]
+    of_each = {(part.pipe, part.stage, part.kind.opens) for entry in lane for part in counted[entry.place]}
+    work = [*accumulate((sum(part.size for part in counted[entry.place]) for entry in lane), initial=0)]
     best: Stretch | None = None
     for part in (4, 3, 5, 2, 6):
         at = len(lane) * part // 8
-        for stretch in _stretches(lane, at):
+        for stretch in _stretches(lane, at, work, len(of_each)):
             if best is None or stretch.stop - stretch.start > best.stop - best.start:
                 best = stretch
             if 2 * (best.stop - best.start) > len(lane):
@@ -370,22 +390,27 @@ def _stretch(lane: Sequence[Entry]) -> Stretch | None:
     return best
 
 
-def _stretches(lane: Sequence[Entry], at: int) -> Iterator[Stretch]:
-    """Yields the stretches around a place, those with the shortest turns first."""
+def _stretches(lane: Sequence[Entry], at: int, work: Sequence[int], kinds: int) -> Iterator[Stretch]:
+    """Yields the stretches around a place, those with the shortest turns first.
+
+    In a turn the forwards of each stage and pipe get as many micro-batches further as any others, and so do what adds
+    up their gradients: ``kinds`` of operations, of which ``work`` has been done before each place.
+    """
     order, place, micro = lane[at] if at < len(lane) else (0, 0, 0)
     tried = 0
     for other in range(at + 1, len(lane)):
         if lane[other].place != place:
             continue
         length, step, rise = other - at, lane[other].micro - micro, lane[other].order - order
-        start = stop = at
-        while stop + length < len(lane) and _repeats(lane, stop, length, step, rise):
-            stop += 1
-        while start and _repeats(lane, start - 1, length, step, rise):
-            start -= 1
-        if step > 0 and stop + length - start > 2 * length:
-            yield Stretch(start, stop + length, length, step, rise)
         tried += 1
+        if step > 0 and work[other] - work[at] == kinds * step:
+            start = stop = at
+            while stop + length < len(lane) and _repeats(lane, stop, length, step, rise):
+                stop += 1
+            while start and _repeats(lane, start - 1, length, step, rise):
+                start -= 1
+            if stop + length - start > 2 * length:
+                yield Stretch(start, stop + length, length, step, rise)
         if tried == _LENGTHS:
             return
 

@@ -401,7 +401,8 @@ def _in_rings(slots: Sequence[Slot]) -> Sequence[Slot]:
     """Renumbers the slots so that messages that come again in every period go round slots with successive numbers.
 
     If messages repeat with a period, each is followed, a period later, by one in another slot; such slots are a ring.
-    The period is found in the middle half of the messages; if there is none, the slots keep their numbers.
+    The period is found in the middle of the messages, where all take a slot again; if there is none, the slots keep
+    their numbers.
     """
     # How many messages ago each slot was taken before: this does not depend on the slots' numbers.
     latest: dict[Slot, int] = {}
@@ -409,16 +410,17 @@ def _in_rings(slots: Sequence[Slot]) -> Sequence[Slot]:
     for number, slot in enumerate(slots):
         ago.append(number - latest.get(slot, number))
         latest[slot] = number
-    quarter = len(slots) // 4
-    middle, end = range(quarter, len(slots) - quarter), len(slots) - quarter
-    period = next(
-        (p for p in range(1, quarter) if all(ago[n] == ago[n + p] for n in range(quarter, end - p))),
-        None,
-    )
+    start = max(len(slots) // 4, next((number for number, messages in enumerate(ago) if messages), len(slots)))
+    end = len(slots) - (len(slots) - start) // 4
+    periods = range(1, (end - start) // 2)
+    period = next((p for p in periods if all(ago[n] == ago[n + p] for n in range(start, end - p))), None)
     if period is None:
         return slots
-    # The slot that each is followed by in the next period.
-    following = {slots[number]: slots[number + period] for number in middle}
+    # The slot that each is followed by in the next period; so many periods come that every slot is taken.
+    going_on = [*slots[:end]]
+    for number in range(end, end + max(ago[start:end]) + period):
+        going_on.append(going_on[number - ago[end - period + (number - end) % period]])
+    following = dict(zip(going_on[start:], going_on[start + period :], strict=False))
     if len({*following.values()}) < len(following) or len(following) <= max(slots):
         return slots
     numbers: dict[Slot, Slot] = {}

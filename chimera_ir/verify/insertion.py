@@ -34,7 +34,7 @@ _Local = Mapping[Micro, tuple[int, int]]
 
 
 def insertion(window: Program, header: Header, count: int, step: int, cuts: Cuts) -> Insertion | None:
-    """Where ``count`` further turns go into a proven program, so that it becomes one for ``header``.
+    """Where ``count`` further turns go into a program, so that it becomes one for ``header`` if it is proven itself.
 
     ``cuts`` are the places in its lanes between which a turn lies that takes ``step`` micro-batches of each pipe. The
     result is None if it does not follow that the longer program obeys the rules.

@@ -220,8 +220,8 @@ class WorkerScript:
         Of a lane as pieces, the loop with the turns runs for as many rounds as show that all are right. ``notes`` gets
         one on the frame that runs each instruction of the lane or, of pieces, of its window.
         """
-        instructions, left_out = self._enough(lane)
         header, turns = self.header, self.of_rank["turns"]
+        instructions, left_out = self._enough(lane, "update")
         run = ScriptRun() if turns is None else ScriptRun(0, header.updates, header.micro_batches)
         recording = Recording(_with_callers(instructions, self.name, note, notes), header, run)
         held = _held(recording, self.of_rank)
@@ -235,17 +235,18 @@ class WorkerScript:
 
     def evaluated(self, lane: Lane) -> Iterator[Diagnostic]:
         """Runs the evaluation function likewise."""
-        instructions, left_out = self._enough(lane)
+        instructions, left_out = self._enough(lane, "evaluate")
         recording = Recording(instructions, self.header, ScriptRun())
         held = _held_in_evaluations(recording, self.of_rank)
         return self._compared("evaluate", [()], recording, held, left_out)
 
-    def _enough(self, lane: Lane) -> "tuple[Iterable[Instruction], LeftOut | None]":
-        """The instructions with which the script is compared, and the rounds of its loop that they leave out."""
+    def _enough(self, lane: Lane, function: str) -> "tuple[Iterable[Instruction], LeftOut | None]":
+        """The instructions with which a function is compared, and the rounds of its loop that they leave out."""
         if not isinstance(lane, RolledLane):
             return lane, None
         # If all numbers grow evenly, those that are right in two rounds are right in all; else all rounds are compared.
-        least = 2 if _grows_evenly(self.text, lane.loop) else lane.loop.rounds
+        _, _, lines = f"\n{self.text}".rpartition(f"\ndef {function}(")
+        least = 2 if _grows_evenly(lines.partition("\ndef ")[0], lane.loop) else lane.loop.rounds
         return lane.shown(least), LeftOut.of(lane, least)
 
     def _compared(

@@ -107,8 +107,9 @@ class Feed(MicroBatchSource):
     ``size`` is B. An update has N micro-batches; if there are programs for other ``numbers`` too, it has as many as its
     mini-batch, and those of a round are counted from ``start`` on. ``names`` are those of keyword arguments, None until
     the start has found which names the stages take.
-    ``require_input`` is called with the number and the inputs of each micro-batch that a function makes. If it
-    ``keeps`` what a function makes, the function is called once for each micro-batch, however often that is read.
+    If micro-batches ``varies``, the last one of a mini-batch in one piece may have fewer items, and those of functions,
+    lists and loaders any shapes. If it ``keeps`` what a function makes, the function is called once for each
+    micro-batch, however often that is read.
     """
 
     job: Job
@@ -116,9 +117,10 @@ class Feed(MicroBatchSource):
     copy: int = 0
     names: KeywordNames | None = None
     cut_slice: CutSlice | None = None
-    require_input: Callable[[int, Any], None] = lambda _micro, _inputs: None
+    varies: bool = False
     start: int = 0
     _numbers: dict[int, int] = field(default_factory=dict)  # of micro-batches, by update
+    _items: dict[int, int] = field(default_factory=dict)  # of a mini-batch in one piece, by update
     _pairs: dict[int, Callable[[int], Pair] | Batches | CutBatch | Triple] = field(default_factory=dict)
     _facts: dict[int, dict[Key, Fact]] = field(default_factory=dict)
     _tensors: dict[int, Tensors] = field(default_factory=dict)
@@ -144,9 +146,9 @@ class Feed(MicroBatchSource):
         self._cut[update] = {}
         self._kept.pop(update, None)
         if isinstance(batch, MiniBatch):
-            if not self.job.numbers:
+            if not self.job.numbers and not (self.varies and batch.number == self.job.micro_batches):
                 batch.require_whole()
-            elif batch.items % self.size:
+            if batch.items % self.size and not self.varies:
                 raise mistakes.items_fill_no_micro_batch(name="a mini-batch", items=batch.items, size=self.size)
             self._facts[update] = {POSITION: position(batch.position)}
         if callable(batch) or isinstance(batch, Batches | CutBatch):
@@ -161,16 +163,18 @@ class Feed(MicroBatchSource):
             triple = as_triple(batch, "a batch", self.names)
             require_no_graph(triple, "a batch")
             count = self._numbers[update] = self._number_in(triple)
-            size = self.size * count
+            items = self._items[update] = self._items_in(triple, count)
             if count * self.job.row_parts > 1:
-                require_cut(triple, size, "a batch")
+                require_cut(triple, items, "a batch")
+                self._require_parts(items % self.size, "the last micro-batch")
             if self.job.slices > 1:
                 self._parts.require(triple, "a batch")
-            require_rows(triple, size, "a batch", mistakes.all_of_step(self.size, count))
+            require_rows(triple, items, "a batch", mistakes.all_of_step(self.size, count))
             self._pairs[update] = triple
             self._tensors[update] = taken_apart(triple)[0]
             if count > 0:
-                self._note_facts(update, triple, update % count * self.size)
+                start = update % count * self.size
+                self._note_facts(update, triple, start, min(self.size, items - start))
 
     def _number_in(self, triple: Triple) -> int:
         """The number of micro-batches in a mini-batch of one piece."""
@@ -179,9 +183,22 @@ class Feed(MicroBatchSource):
         items = max(lengths(by_item(triple)), default=None)
         if items is None:  # this rank uses none of it
             return UNKNOWN
-        if items % self.size:
+        if items % self.size and not self.varies:
             raise mistakes.items_fill_no_micro_batch(name="a batch", items=items, size=self.size)
-        return items // self.size
+        return -(-items // self.size)
+
+    def _items_in(self, triple: Triple, count: int) -> int:
+        """The items that a mini-batch in one piece must have: those of ``count`` micro-batches, the last one of which
+        may have fewer if they vary.
+        """
+        full = self.size * count
+        items = max(lengths(by_item(triple)), default=full) if self.varies else full
+        return items if full - self.size < items < full else full
+
+    def _require_parts(self, items: int, name: str) -> None:
+        """Raises `Misuse` if the items of a micro-batch cannot be cut into equal parts."""
+        if items % self.job.row_parts:
+            raise mistakes.items_are_not_cut(name=name, items=items, parts=self.job.row_parts, scheme=self.job.name)
 
     def number(self, update: int) -> int:
         """The number of micro-batches of an update, or `UNKNOWN` where this rank cannot see it."""
@@ -222,21 +239,22 @@ class Feed(MicroBatchSource):
                 name = f"micro-batch {micro}"
                 require_no_graph(pair, name)
                 inputs, target, keywords = as_triple(pair, name, self.names if len(pair) == 3 else None)
-                self._require_rows((_unless_empty(inputs), _unless_empty(target), keywords), name)
+                if not self.varies:
+                    self._require_rows((_unless_empty(inputs), _unless_empty(target), keywords), name)
         self._numbers[update] = len(pairs)
         self._facts.pop(update, None)
         self._kept.pop(update, None)
         self._pairs[update] = pairs.__getitem__
         self._tensors[update] = taken_apart([*listed])[0]
 
-    def listed(self, update: int) -> Sequence[Pair]:
-        """The micro-batches of an update, if they were given in a list."""
-        source = getattr(self._pairs[update], "__self__", ())
-        return source if isinstance(source, (tuple, list)) else ()
+    def is_in_one_piece(self, update: int) -> bool:
+        """Whether the mini-batch of an update was given as tensors of all its items, which every rank sees."""
+        return isinstance(self._pairs[update], tuple)
 
     def drop(self, update: int) -> None:
         """Frees the mini-batch of an update."""
         del self._pairs[update], self._numbers[update]
+        self._items.pop(update, None)
         self._tensors.pop(update, None)
         self._cut.pop(update, None)
         self._kept.pop(update, None)
@@ -263,9 +281,9 @@ class Feed(MicroBatchSource):
             del self._facts[earlier]
         return facts
 
-    def _note_facts(self, update: int, triple: Triple, start: int = 0) -> None:
+    def _note_facts(self, update: int, triple: Triple, start: int = 0, count: int | None = None) -> None:
         self._facts[update] = {
-            ("data", self.copy, component): sample(digest) for component, digest in digests(triple, start, self.size)
+            ("data", self.copy, component): sample(digest) for component, digest in digests(triple, start, count)
         }
 
     def component(self, update: int, micro: int, number: int) -> Any:
@@ -282,14 +300,18 @@ class Feed(MicroBatchSource):
         if isinstance(pairs, tuple):  # a mini-batch, which was checked when it came
             cut = self._cut[update]
             if number not in cut:
-                cut[number] = micro_batches_of(pairs[number], number, self.size, self._numbers[update])
+                cut[number] = micro_batches_of(pairs[number], number, self.size, self._items[update])
             value = cut[number][uncut]
+            items = min(self.size, self._items[update] - uncut * self.size)
         else:
             triple = self._loaded(update, pairs, uncut)
-            value = triple[number]
-            used = [part if place == number else None for place, part in enumerate(triple)]
-            self._require_rows((used[0], used[1], used[2] or {}), f"micro-batch {uncut}")
-        return value if parts == 1 else self._parts.part(value, number, part)
+            value, items = triple[number], self.size
+            if self.varies:
+                items = self._items_of(triple)
+            else:
+                used = [part if place == number else None for place, part in enumerate(triple)]
+                self._require_rows((used[0], used[1], used[2] or {}), f"micro-batch {uncut}")
+        return value if parts == 1 else self._parts_of(items).part(value, number, part)
 
     def _loaded(self, update: int, load: Callable[[int], Pair], micro: int) -> Triple:
         """The micro-batch that the user's function makes; the last one is kept, so it is made once for its parts."""
@@ -302,8 +324,11 @@ class Feed(MicroBatchSource):
             loaded = load(micro)
         triple = as_triple(loaded, f"micro-batch {micro}", self.names)
         require_no_graph(triple, f"micro-batch {micro}")
-        self.require_input(micro, triple[0])
-        self._parts.require(triple, f"micro-batch {micro}")
+        items = self.size
+        if self.varies:
+            items = self._items_of(triple)
+            self._require_parts(items, f"micro-batch {micro}")
+        self._parts_of(items).require(triple, f"micro-batch {micro}")
         if micro == update % self._numbers[update] and update not in self._facts:
             self._note_facts(update, triple)
         self._checked = key, triple
@@ -313,7 +338,14 @@ class Feed(MicroBatchSource):
 
     @property
     def _parts(self) -> MicroBatchParts:
-        return MicroBatchParts(self.size, self.job.parts, self.job.slices, self.cut_slice, self.job.lengths)
+        return self._parts_of(self.size)
+
+    def _parts_of(self, items: int) -> MicroBatchParts:
+        return MicroBatchParts(items, self.job.parts, self.job.slices, self.cut_slice, self.job.lengths)
+
+    def _items_of(self, triple: Triple) -> int:
+        """The items of a micro-batch; a rank may have given less of what it does not use."""
+        return max(lengths(by_item(triple)), default=self.size)
 
     def _require_rows(self, triple: Triple, name: str) -> None:
         require_rows(triple, self.size, name, mistakes.as_in_example(size=self.size))

@@ -334,12 +334,14 @@ def rows_of(value: Any, component: int, start: int, count: int) -> Any:
     return rows(value, start, count)
 
 
-def micro_batches_of(value: Any, component: int, size: int, count: int) -> Sequence[Any]:
-    """Returns the ``count`` micro-batches of ``size`` items in a component of a mini-batch, which is cut once."""
+def micro_batches_of(value: Any, component: int, size: int, items: int) -> Sequence[Any]:
+    """Returns the micro-batches of ``size`` items in a component of a mini-batch of ``items``, which is cut once; the
+    last one may have fewer.
+    """
     named = value if type(value) is dict and {*map(type, value)} == {str} else {"": value}
     tensors = [*named.values()]
     if {*map(type, tensors)} != {torch.Tensor} or not all(map(torch.Tensor.dim, tensors)):
-        return [rows_of(value, component, start, size) for start in range(0, count * size, size)]
+        return [rows_of(value, component, start, min(size, items - start)) for start in range(0, items, size)]
     parts = [tensor.split(size) for tensor in tensors]
     return (
         [dict(zip(named, of_micro, strict=True)) for of_micro in zip(*parts, strict=True)]

@@ -321,6 +321,10 @@ items_fill_no_micro_batch = Misuse.worded(
     "{name} has {items} items, and micro-batches have B = {size}: give a multiple of that"
 )
 
+items_are_not_cut = Misuse.worded(
+    "{name} has {items:item}, and {scheme} cuts every micro-batch into {parts}: give a multiple of that"
+)
+
 
 def looks_like_borders(name: str) -> str:
     return (

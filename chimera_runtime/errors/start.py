@@ -364,21 +364,24 @@ shapes_vary_without_flush = Misuse.worded(
     "{scheme} has no flush: messages of several updates are under way together, so all have the example's shapes; "
     "leave out varying="
 )
-varying_input_lacks = Misuse.worded(
-    "micro-batch {micro} has no input for {names:and}, and with varying=True the inputs of each say which shapes an "
-    "update has: leave out varying=, and pad all inputs to the shapes of the example"
-)
-number_of_tensors_differs = Misuse.worded(
-    "a micro-batch has other tensors than the example: {here} and not {in_example}"
-)
+number_of_tensors_differs = Misuse.worded("{name} has other tensors than the example: {here} and not {in_example}")
 tensor_is_larger_than_example = Misuse.worded(
-    "a tensor of a micro-batch is {here}, and the example's is {in_example}: make the pipeline with an example of the "
+    "a tensor of {name} is {here}, and the example's is {in_example}: make the pipeline with an example of the "
     "largest shapes that are to come"
 )
-micro_batches_differ_in_shape = Misuse.worded(
-    "the input of micro-batch {micro} has shapes {here:list}, and that of micro-batch 0 {first:list}: the "
-    "micro-batches of one step have one shape: pad them to the longest, or give those of unlike length to steps of "
-    "their own, with accumulate=True"
+as_in_others = worded("others of its tensors have {items:item}")
+micro_batch_is_empty = Misuse.worded("{name} has no items: give fewer micro-batches")
+is_not_in_one_piece = Misuse.worded(
+    "the mini-batch lacks {what}: with varying= every rank gives inputs and keyword arguments of a mini-batch in one "
+    "piece, or all ranks give a function, a list or the mini-batch of a loader"
+)
+ranks_differ_in_shapes = RanksDiffer.worded(
+    "ranks of copy {copy} have other tensors of micro-batch {micro}: {what} is {sizes[0]} on one and {sizes[1]} on "
+    "another; give all ranks of a copy the same mini-batch"
+)
+block_differs_in_shape = Misuse.worded(
+    "{scheme} has micro-batches {micros:and} in one operation, and they differ in shape or number of items: pad them, "
+    "or use a program with an operation for each micro-batch"
 )
 output_is_larger_than_for_example = BadModel.worded(
     "stage {stage} returned for shapes that are no larger than the example's: {excess}"

@@ -15,7 +15,7 @@ import torch
 
 from chimera_runtime.blame import Located, UserCode
 from chimera_runtime.data.evaluation_batches import EvaluationBatch, evaluation_batches
-from chimera_runtime.data.mini_batch import CutSlice
+from chimera_runtime.data.mini_batch import KEYWORDS, CutSlice
 from chimera_runtime.errors import FAILED, Misuse
 from chimera_runtime.errors import stage as mistakes
 from chimera_runtime.lane.lane import Incoming, Lane, LaneComponents, Outgoing
@@ -33,7 +33,7 @@ from chimera_runtime.stage.stage import Stage
 from chimera_runtime.stage.stage_output import Auxiliary, SideNumbers, StageInput, collecting
 from chimera_runtime.start.absent_inputs import inputs_here, lacking_stages
 from chimera_runtime.start.assemble import RankContext
-from chimera_runtime.start.probe import FirstInputs, VaryingShapes
+from chimera_runtime.start.varying_shapes import ShapeList, VaryingShapes
 from chimera_runtime.values.boundary import Boundary, Keywords, called, cut, keyword_names, slice_length
 from chimera_runtime.values.last_stage import alone
 from chimera_runtime.values.losses import Loss, Tally, added, as_pair, loss_name
@@ -256,6 +256,7 @@ class Evaluation:
         # The lane has its own stages, slots and links; all of them read the sizes of the current round.
         self._absence = Absence(world.job) if self.absence is None else self.absence
         current = self._current = _CurrentRound(self._boundaries, self._whole)
+        self._shapes: ShapeList | None = None  # of the round that comes next
         slots = {
             (feeding, stage): Slots(rooms, partial(self._boundaries[feeding].buffers, world.device))
             for stage, of_makers in facts.slots.items()
@@ -287,7 +288,9 @@ class Evaluation:
         """
         for micro_batches in evaluation_batches(self.context.world.job, self.size, batch, self._names, self.cut_slice):
             if self.varying is not None:
-                self.varying.require_fitting(self._first_inputs(micro_batches))
+                sizes = micro_batches.sizes[:: self.context.world.job.parts]
+                load = partial(self._filled, micro_batches)
+                self._shapes = self.varying.agree_in_copy(sizes, load, is_in_one_piece=not callable(batch))
             for items in {*micro_batches.sizes} - {0, self._whole}:
                 self._require_rows_of_items(items)
             yield micro_batches
@@ -296,8 +299,9 @@ class Evaluation:
         """Runs the forwards of a round."""
         self._current.round = micro_batches
         self._agree_on_absence(micro_batches)
-        if self.varying is not None:
-            self._current.boundaries = self.varying.boundaries(self._first_inputs(micro_batches))
+        if self.varying is not None and self._shapes is not None:
+            self.varying.begin(self._shapes)
+            self._current.boundaries = self.varying.boundaries(self._shapes.keys)
         with evaluating([stage.newest().module for stage in self.stages.values()]):
             self.context.script.evaluate(self._lane)
 
@@ -326,17 +330,17 @@ class Evaluation:
         value = self._current.load(micro, which, self.context.world.device)
         return value if stage is None else job.of_end(value, stage, ends)
 
-    def _first_inputs(self, micro_batches: EvaluationBatch) -> FirstInputs:
-        """Inputs and keyword arguments of the first micro-batch, with items repeated up to the size of a whole one."""
-        inputs, _, keywords = micro_batches.load(0)
-        items = micro_batches.sizes[0]
+    def _filled(self, micro_batches: EvaluationBatch, micro: int, component: int) -> Any:
+        """A component of the first part of a micro-batch, with items repeated up to the size of a whole one."""
+        place = micro * self.context.world.job.parts
+        value, items = micro_batches.load(place)[component], micro_batches.sizes[place]
 
         def fill(tensor: torch.Tensor) -> torch.Tensor:
             return tensor[torch.arange(self._whole, device=tensor.device) % items] if tensor.dim() else tensor
 
         if items == self._whole:
-            return inputs, keywords
-        return mapped(inputs, fill), cut(keywords, lambda argument: mapped(argument, fill))
+            return value
+        return cut(value, lambda argument: mapped(argument, fill)) if component == KEYWORDS else mapped(value, fill)
 
     def _require_rows_of_items(self, items: int) -> None:
         for stage, boundary in self._boundaries.items():

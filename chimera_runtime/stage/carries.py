@@ -100,8 +100,9 @@ class Carries:
         if layout != first:
             raise mistakes.carry_differs(stage=self.stage, place=place, now=_words(layout), before=_words(first))
 
-    def resize(self) -> None:
-        """Allows carries of other shapes from now on, for an update of other shapes."""
+    def resize(self, fixed: bool) -> None:
+        """Allows carries of other shapes from now on; if not ``fixed``, also for each micro-batch."""
+        self.fixed = fixed
         self._layouts.clear()
 
     def graph(self, leaves: Tensors, value: Any) -> CarryGraph:

@@ -153,13 +153,15 @@ class Stage(WeightGroup):
             slots = list[Slots]()
             for sizes, end in zip(of_makers, filter(None, ends), strict=False):
                 make = partial(getattr(end, value.buffers), device)
-                slots.append(Slots(sizes, make, getattr(end, value.views) if end.of_slices else None))
+                slots.append(Slots(sizes, make, getattr(end, value.views) if end.of_micros else None))
             setattr(self, value.slots, (*slots,))
 
-    def resize(self, before: Boundary | None, after: Boundary | None) -> None:
-        """Changes the shapes that the stage receives and sends; none may be larger than at first."""
+    def resize(self, before: Boundary | None, after: Boundary | None, *, are_equal: bool = True) -> None:
+        """Changes the shapes that the stage receives and sends, which ``are_equal`` for all micro-batches or not; none
+        may be larger than at first.
+        """
         self._input.resize(before)
-        self.carries.resize()
+        self.carries.resize(fixed=are_equal)
         for slots, end in zip(self.inputs, () if before is None else before.apart, strict=False):
             slots.resize(end.views)
         if after is not None:

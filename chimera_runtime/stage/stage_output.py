@@ -290,7 +290,7 @@ class SendOutput:
         Raises `BadModel` if the tensors differ from those of the first micro-batch of the run.
         """
         tensors, form = taken_apart(returned) if type(returned) is not torch.Tensor else ((returned,), ONE_TENSOR)
-        after = self.after.at(micros[0]) if self.after.of_slices else self.after
+        after = self.after.at(micros[0]) if self.after.of_micros else self.after
         if form is not after.form or [*map(KIND, tensors)] != after.kinds:
             tensors = after.with_leaves(tensors) if torch.is_grad_enabled() else tensors
             if difference := after.mismatch(tensors, form, len(micros)):

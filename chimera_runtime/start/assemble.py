@@ -54,10 +54,8 @@ from chimera_runtime.values.nested import generators_kept, to_device
 _INPUT, _TARGET, _KEYWORDS = range(3)
 
 
-def needed_inputs(job: Job, facts: RankFacts, *, takes_keywords: bool, reads_shapes: bool) -> Uses:
-    """Returns, for each micro-batch that a worker uses, the parts that it uses: input, target, keyword arguments. With
-    ``reads_shapes`` it looks at input and keyword arguments of the first micro-batch, too.
-    """
+def needed_inputs(job: Job, facts: RankFacts, *, takes_keywords: bool) -> Uses:
+    """Returns, for each micro-batch that a worker uses, the parts that it uses: input, target, keyword arguments."""
     parts: defaultdict[int, set[int]] = defaultdict(set)
     for part, runs in ((_INPUT, facts.inputs), (_TARGET, facts.targets)):
         for micro in spread(runs):
@@ -65,8 +63,6 @@ def needed_inputs(job: Job, facts: RankFacts, *, takes_keywords: bool, reads_sha
     if takes_keywords:
         for micro in range(job.micro_batches):
             parts[micro].add(_KEYWORDS)
-    if reads_shapes:
-        parts[0] |= {_INPUT, _KEYWORDS}
     return {micro: frozenset(parts[micro]) for micro in sorted(parts)}
 
 
@@ -74,8 +70,8 @@ def needed_inputs(job: Job, facts: RankFacts, *, takes_keywords: bool, reads_sha
 class LoaderMaker:
     """Makes the loaders of a pipeline; every rank makes the same ones, in the same order.
 
-    ``programs`` has the job, and the facts for each worker, for each number of micro-batches of an update. If updates
-    are ``varying`` in shape, every rank looks at each mini-batch. ``seed`` is that of loaders without one.
+    ``programs`` has the job, and the facts for each worker, for each number of micro-batches of an update. ``seed`` is
+    that of loaders without one.
     """
 
     control_group: ControlGroup
@@ -84,7 +80,6 @@ class LoaderMaker:
     feed: Feed
     _: KW_ONLY
     traits: Sequence[Traits]
-    varying: bool
     seed: int
     _messages: Messages = field(default_factory=Messages, init=False)
     _made: int = field(default=0, init=False)
@@ -95,12 +90,7 @@ class LoaderMaker:
         """The parts of a mini-batch that each worker uses, by the number of micro-batches."""
         return {
             number: [
-                needed_inputs(
-                    job,
-                    facts,
-                    takes_keywords=any(self.traits[stage].keywords for stage in facts.stages),
-                    reads_shapes=self.varying,
-                )
+                needed_inputs(job, facts, takes_keywords=any(self.traits[stage].keywords for stage in facts.stages))
                 for facts in workers
             ]
             for number, (job, workers) in self.programs.items()

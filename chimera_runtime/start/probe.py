@@ -14,15 +14,12 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from hashlib import blake2b
 from typing import Any, NamedTuple
 
 import torch
 
-from chimera_runtime.blame import UserCode
-from chimera_runtime.data.feed import Feed
 from chimera_runtime.data.micro_batch_source import MicroBatchSource
-from chimera_runtime.errors import FAILED, Misuse
+from chimera_runtime.errors import Misuse
 from chimera_runtime.errors import start as mistakes
 from chimera_runtime.errors.data import example_lacks_inputs
 from chimera_runtime.errors.stage import carry_is_empty
@@ -32,20 +29,15 @@ from chimera_runtime.program.kept_bytes import MovedBytes, largest_mean
 from chimera_runtime.program.rank_facts import KeptMicros, RankFacts
 from chimera_runtime.ranks.agreement import largest_of_rows
 from chimera_runtime.ranks.world import World
-from chimera_runtime.stage.module_state import ModuleSnapshot, unchanged
+from chimera_runtime.stage.module_state import ModuleSnapshot
 from chimera_runtime.stage.saved_tensors import Footprint, footprint_of_slices
-from chimera_runtime.stage.stage import Stage
-from chimera_runtime.stage.stage_output import Auxiliary, collecting
 from chimera_runtime.start.stage_probe import ProbedForward, StageProbe
 from chimera_runtime.values.boundary import (
-    NO_CARRY,
     Boundary,
     FeedingBoundary,
     Keywords,
     Traits,
     accepted,
-    called,
-    cut_alone,
     joined_boundary,
     require_unused,
     traits_of_slices,
@@ -58,14 +50,11 @@ from chimera_runtime.values.nested import (
     Tensors,
     all_generators_kept,
     draw_seed,
-    fresh,
     generators_kept,
     is_rows,
-    leaves,
     mapped,
     require_here,
     require_sendable,
-    taken_apart,
     to_device,
 )
 from chimera_runtime.values.shared_memory import ReleasedTensors
@@ -137,7 +126,8 @@ class ProbeResult:
     they were measured, what a forward keeps. ``expected_count`` is that of `losses.expected_count`, None if ``loss``
     returns a mean. ``auxiliary`` and ``reports`` are names of all stages. ``bent`` are the stages whose backward is not
     linear, looked for if there are counts. ``moved_bytes`` has the bytes of a micro-batch that go to the host, for each
-    stage of which anything moves. ``by_source`` says that inputs are dicts with an entry for each source.
+    stage of which anything moves. ``by_source`` says that inputs are dicts with an entry for each source, and ``first``
+    is the part of the example with which the stages were run.
     """
 
     boundaries: Mapping[int, Boundary]
@@ -149,6 +139,7 @@ class ProbeResult:
     bent: tuple[int, ...] = ()
     moved_bytes: Mapping[int, MovedBytes] = field(default_factory=dict)
     by_source: bool = False
+    first: int = 0
 
     def before(self, stage: int, job: Job) -> Boundary | None:
         """The tensors that a stage gets from the stages that feed it; None if its input comes from the dataset."""
@@ -184,7 +175,7 @@ def probe_stages(
     """Probes all stages; every rank calls it. If it ``measures``, the result has footprints. Raises `Misuse` if a stage
     returns what cannot be handed on, or no stage takes one of the keyword arguments.
     """
-    chain = _Chain(
+    chain = Chain(
         *(world, 0, "", "for what stage {} does with the first micro-batch"),
         sends="for stage {} to take the first micro-batch",
         receives="for the first micro-batch of stage {}",
@@ -214,12 +205,13 @@ def probe_stages(
         bent=bent,
         moved_bytes=moved_bytes,
         by_source=probe.by_source,
+        first=probe.first,
     )
 
 
-class _Chain(NamedTuple):
-    """The stages of one pipe of a ``copy``, which its ranks run one after the other: facts about a stage go through the
-    store, under a key with the number of the stage and the ``prefix``, tensors from rank to rank.
+class Chain(NamedTuple):
+    """The stages of a ``pipe`` of a ``copy``, which its ranks run one after the other: facts about a stage go through
+    the store, under a key with the number of the stage and the ``prefix``, tensors from rank to rank.
 
     ``reads``, ``sends`` and ``receives`` say of a stage what a rank waits for, if that fails.
     """
@@ -230,11 +222,14 @@ class _Chain(NamedTuple):
     reads: str
     sends: str
     receives: str
+    pipe: int = 0
 
     def rank_of(self, stage: int) -> int:
-        return self.world.place.rank_of(self.copy, self.world.job.placement[0][stage])
+        """The rank that holds a stage of the pipe."""
+        return self.world.place.rank_of(self.copy, self.world.job.placement[self.pipe][stage])
 
     def is_mine(self, stage: int) -> bool:
+        """Whether this rank holds a stage of the pipe."""
         return self.world.place.rank == self.rank_of(stage)
 
     def publish(self, key: str, stage: int, fact: object) -> None:
@@ -242,6 +237,7 @@ class _Chain(NamedTuple):
         self.world.control_group.store.set(f"{self.prefix}{key}/{stage}", pickle.dumps(fact).hex())
 
     def read(self, key: str, stage: int) -> Any:
+        """Returns a fact that the rank of a stage publishes."""
         key = f"{self.prefix}{key}/{stage}"
         text = self.world.control_group.wait_for_key(key, self.rank_of(stage), self.reads.format(stage))
         return pickle.loads(bytes.fromhex(text.decode()))
@@ -261,6 +257,7 @@ class _Chain(NamedTuple):
             self.world.control_group.send(tensor, self.rank_of(fed), self.sends.format(fed))
 
     def receive(self, feeding: int, boundary: Boundary) -> Tensors:
+        """Receives what a stage hands on, in the shapes of ``boundary``."""
         buffers = boundary.buffers(torch.device("cpu"))
         for tensor in buffers:
             self.world.control_group.recv(tensor, self.rank_of(feeding), self.receives.format(feeding))
@@ -274,7 +271,7 @@ class _Probe:
     ``boundaries``, ``traits`` and ``footprints`` are those of all stages, as far as they are known.
     """
 
-    chain: _Chain
+    chain: Chain
     model: Model
     batches: MicroBatchSource
     built: dict[int, torch.nn.Module]
@@ -291,19 +288,19 @@ class _Probe:
     def __post_init__(self) -> None:
         self._world = self.chain.world
         self._job = self._world.job
-        self._first, self.by_source = 0, False
+        self.first, self.by_source = 0, False
         if len(self._job.sources) > 1:
             first = self.chain.of_stage("example", 0, partial(_first_whole, self._job, self.batches))
             if isinstance(first, Misuse):
                 raise first
-            self._first, self.by_source = first
+            self.first, self.by_source = first
 
     # ---- passes over all stages
 
     def forward(self) -> None:
         """Runs all forwards. Until `backward` ``differentiable`` of a boundary is equal to ``recorded``."""
         chain, fed = self.chain, self._job.fed
-        names = tuple(chain.of_stage("keywords", 0, lambda: [*self.batches.keywords(0, self._first)]))
+        names = tuple(chain.of_stage("keywords", 0, lambda: [*self.batches.keywords(0, self.first)]))
         for stage in self._job.sinks:
             require_unused(self.model.of_sink(self._job.end_name(stage)).loss, names)
         for stage in range(self._job.stages):
@@ -476,9 +473,9 @@ class _Probe:
 
         def load(micro: int) -> tuple[Any, Any, Keywords]:
             inputs = self._inputs_of(stage, micro)
-            target = job.of_end(self.batches.target(0, self._first + micro), stage, job.sinks) if is_last else None
-            target = _copied(target, world.device)
-            loaded = _copied(self.batches.keywords(0, self._first + micro), world.device) if accepted_names else {}
+            target = job.of_end(self.batches.target(0, self.first + micro), stage, job.sinks) if is_last else None
+            target = copied(target, world.device)
+            loaded = copied(self.batches.keywords(0, self.first + micro), world.device) if accepted_names else {}
             return inputs, target, {name: loaded[name] for name in accepted_names}
 
         model = self.model.of_sink(job.end_name(stage)) if is_last else self.model
@@ -504,8 +501,8 @@ class _Probe:
     def _inputs_of(self, stage: int, micro: int) -> Any:
         job = self._job
         if not job.feeding[stage]:
-            inputs = job.of_end(self.batches.input(0, self._first + micro), stage, job.sources)
-            return _copied(inputs, self._world.device)
+            inputs = job.of_end(self.batches.input(0, self.first + micro), stage, job.sources)
+            return copied(inputs, self._world.device)
         return tuple([tensor for feeding in job.feeding[stage] for tensor in self._received(feeding, stage, micro)])
 
     def _received(self, feeding: int, stage: int, micro: int) -> Tensors:
@@ -530,158 +527,6 @@ def _first_whole(job: Job, source: MicroBatchSource) -> tuple[int, bool] | Misus
     return example_lacks_inputs(names=[*map(job.end_name, job.sources)])
 
 
-def _copied(value: Any, device: torch.device) -> Any:
+def copied(value: Any, device: torch.device) -> Any:
     """Copies data to a device, because a stage may change its input in place."""
     return mapped(to_device(value, device), torch.clone)
-
-
-# Updates of several shapes: when new shapes come, each stage runs one forward, which shows the shapes of its outputs.
-#
-# The example has the largest shapes. Memory is reserved for these, and messages of a smaller update use its first part.
-
-Shapes = tuple[tuple[int, ...], ...]
-
-FirstInputs = tuple[Any, Keywords]
-"""Inputs and keyword arguments of a micro-batch that is as large as the example in dimension 0."""
-
-
-@dataclass(eq=False)
-class VaryingShapes:
-    """Fits the stages of this rank to the shapes of each update; other copies may have other shapes.
-
-    Make it while the feed still holds the example. All ranks of a copy look at the input of the first micro-batch of
-    each update, so they know the shapes without a message.
-    """
-
-    world: World
-    feed: Feed
-    modules: Mapping[int, torch.nn.Module]
-    stages: Mapping[int, Stage]
-    probed: ProbeResult
-
-    def __post_init__(self) -> None:
-        if self.world.job.period:
-            raise mistakes.shapes_vary_without_flush(scheme=self.world.job.name)
-        if self.world.job.lengths:
-            raise Misuse(mistakes.VARYING_IN_UNEQUAL_SLICES)
-        example = self._first_inputs(0)
-        self._require_all(0, example[0])
-        self._largest, self._current = _shapes_by_item(example), _shapes(example)
-        self._boundaries = {self._current: self.probed.boundaries}
-        self._first: Shapes = ()
-        self.feed.require_input = self._require_input
-
-    def begin(self, update: int) -> None:
-        """Resizes the stages for an update, after `check`; every rank calls it. Raises `BadModel` if a stage returns
-        more numbers than for the example, `ModelError` if its forward fails, `PeerLost` if another rank does not
-        answer.
-        """
-        inputs = self._first_inputs(update)
-        if _shapes(inputs) == self._current:
-            return
-        boundaries = self.boundaries(inputs)
-        for number, stage in self.stages.items():
-            before = boundary_before(number, self.world.job, boundaries)
-            stage.resize(before, boundaries[number] if self.world.job.fed[number] else None)
-        self._current = _shapes(inputs)
-
-    def boundaries(self, inputs: FirstInputs) -> Mapping[int, Boundary]:
-        """Returns the boundaries between stages for inputs of these shapes; all ranks call it. Errors as in `begin`."""
-        shapes = _shapes(inputs)
-        if shapes not in self._boundaries:
-            self._boundaries[shapes] = self._probe(inputs, shapes)
-        return self._boundaries[shapes]
-
-    def check(self, update: int) -> None:
-        """Raises `Misuse`, as `require_fitting`, if a tensor of the update does not fit, or micro-batches in a list
-        differ in shape.
-        """
-        self._first = ()
-        inputs = self._first_inputs(update)
-        self.require_fitting(inputs)
-        if self.world.job.slices == 1:  # else these are of a slice
-            self._first = _shapes(inputs[0])
-        for micro, pair in enumerate(self.feed.listed(update)):
-            self._require_input(micro, pair[0])
-
-    def _require_all(self, micro: int, inputs: Any) -> None:
-        job = self.world.job
-        lacking = [end for end in job.sources if self.probed.by_source and job.of_end(inputs, end, job.sources) is None]
-        if lacking:
-            raise mistakes.varying_input_lacks(micro=micro, names=[*map(job.end_name, lacking)])
-
-    def _require_input(self, micro: int, inputs: Any) -> None:
-        self._require_all(micro, inputs)
-        shapes = _shapes(inputs)
-        is_given = any(shape[:1] != (0,) for shape in shapes)  # a rank may give empty tensors where it uses none
-        if is_given:
-            self._first = self._first or shapes
-            if shapes != self._first:
-                raise mistakes.micro_batches_differ_in_shape(micro=micro, here=shapes, first=self._first)
-
-    def require_fitting(self, inputs: FirstInputs) -> None:
-        """Raises `Misuse` if a tensor is larger than in the example in any dimension, their number differs, or an input
-        lacks; whole keyword arguments may have any shape. Call it before any rank has sent a message.
-        """
-        self._require_all(0, inputs[0])
-        shapes = _shapes_by_item(inputs)
-        if len(shapes) != len(self._largest):
-            raise mistakes.number_of_tensors_differs(here=len(shapes), in_example=len(self._largest))
-        for shape, largest in zip(shapes, self._largest, strict=True):
-            if len(shape) != len(largest) or any(a > b for a, b in zip(shape, largest, strict=True)):
-                raise mistakes.tensor_is_larger_than_example(here=shape, in_example=largest)
-
-    def _first_inputs(self, update: int) -> FirstInputs:
-        return self.feed.input(update, 0), self.feed.keywords(update, 0)
-
-    def _probe(self, inputs: FirstInputs, shapes: Shapes) -> dict[int, Boundary]:
-        copy, job = self.world.place.copy, self.world.job
-        chain = _Chain(
-            *(self.world, copy, f"shapes/{copy}/{blake2b(repr(shapes).encode(), digest_size=8).hexdigest()}/"),
-            reads="for the shapes of what stage {} hands on",
-            sends="for stage {} to see new shapes",
-            receives="for new shapes of stage {}",
-        )
-        boundaries = dict[int, Boundary]()
-        outputs: dict[int, Tensors] = {}
-
-        def run(stage: int) -> Shapes:
-            before, received = boundary_before(stage, job, boundaries), list[torch.Tensor]()
-            for feeding in job.feeding[stage]:
-                received += outputs[feeding] if feeding in outputs else chain.receive(feeding, boundaries[feeding])
-            if before is None:
-                argument = _copied(job.of_end(inputs[0], stage, job.sources), self.world.device)
-            else:
-                argument = before.form.filled(received)
-            outputs[stage] = self._run(stage, argument, inputs, before)
-            return tuple(tuple(tensor.shape) for tensor in outputs[stage])
-
-        for stage, largest in self.probed.boundaries.items():  # a stage that feeds no other is not run
-            for feeding in filter(chain.is_mine, job.feeding[stage]):
-                chain.send(stage, outputs[feeding])
-            shapes_of_stage = chain.of_stage("stage", stage, partial(run, stage))
-            boundaries[stage] = replace(largest, shapes=shapes_of_stage)
-        return boundaries
-
-    @torch.no_grad()
-    def _run(self, number: int, argument: Any, inputs: FirstInputs, before: Boundary | None) -> Tensors:
-        module, largest = self.modules[number], self.probed.boundaries[number]
-        traits = self.probed.traits[number]
-        loaded = to_device(inputs[1], self.world.device) if traits.keywords else {}
-        keywords = fresh({name: loaded[name] for name in traits.keywords})
-        torch.manual_seed(draw_seed("shapes", number))
-        with unchanged(number, module, traits.touched):
-            with UserCode(f"the forward of stage {number}", FAILED), collecting(Auxiliary(takes=False)):
-                returned = called(module, before)(argument, **keywords, **NO_CARRY.arguments(traits.takes, ()))
-            tensors, form = taken_apart(traits.takes.split_result(f"stage {number}", returned)[0])
-        if excess := largest.excess(tensors, form):
-            raise mistakes.output_is_larger_than_for_example(stage=number, excess=excess)
-        return tensors
-
-
-def _shapes_by_item(inputs: FirstInputs) -> Shapes:
-    return _shapes((inputs[0], cut_alone(inputs[1])))
-
-
-def _shapes(inputs: FirstInputs) -> Shapes:
-    return tuple(tuple(leaf.shape) for leaf in leaves(inputs) if isinstance(leaf, torch.Tensor))

@@ -14,7 +14,6 @@ from chimera_runtime.errors import Misuse
 from chimera_runtime.errors import data as mistakes
 from chimera_runtime.program.job import Place
 from chimera_runtime.program.numbering import Round
-from chimera_runtime.program.rank_facts import RankFacts
 from chimera_runtime.ranks.agreement import ControlGroup
 
 
@@ -51,18 +50,30 @@ def _of_copy(copy: int, told: Mapping[int, int]) -> int:
     return number
 
 
-def sum_alone(facts: RankFacts) -> Callable[[Any], None]:
-    """Returns the script of a round without micro-batches: this rank's part in the sums of gradients, and steps."""
+class SumsAlone:
+    """A lane, or a part of it, of which all calls but those of sums of gradients and steps do nothing.
 
-    def update(lane: Any) -> None:
-        groups = [*map(lane.stage, facts.stages), *(lane.tie(*tie.stages) for tie in facts.ties)]
-        for group in groups:
-            group.all_reduce()
-        for group in groups:
-            group.wait_all_reduce()
-            group.step()
+    A script that is called with it is a round without micro-batches: it launches the sums in the order that the ranks
+    of other copies have.
+    """
 
-    return update
+    def __init__(self, part: Any) -> None:
+        self._part = part
+
+    def stage(self, number: int) -> "SumsAlone":
+        """Returns a stage, as `Lane.stage`."""
+        return SumsAlone(self._part.stage(number))
+
+    def tie(self, *stages: int) -> "SumsAlone":
+        """Returns a weight group, as `Lane.tie`."""
+        return SumsAlone(self._part.tie(*stages))
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        is_made = name in ("all_reduce", "wait_all_reduce", "step")
+        return getattr(self._part, name) if is_made else self._nothing
+
+    def _nothing(self, *_arguments: Any, **_named: Any) -> "SumsAlone":
+        return self
 
 
 def remarks_on(rounds_of_copies: Iterable[Sequence[Round]]) -> list[str]:

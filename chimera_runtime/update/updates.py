@@ -33,7 +33,7 @@ from chimera_runtime.ranks.monitor import end_process
 from chimera_runtime.stage.gradient_sums import main_gradient, set_gradient
 from chimera_runtime.stage.stage import Stage
 from chimera_runtime.start.assemble import RankContext, driver_of, loss_share
-from chimera_runtime.update.rounds import sum_alone
+from chimera_runtime.update.rounds import SumsAlone
 from chimera_runtime.update.stage_optimizer import Hook, Named, StepHooks
 from chimera_runtime.values.losses import Tally, added
 from chimera_runtime.values.mesh_tensors import is_spread, local, mesh_of
@@ -568,7 +568,7 @@ class FlushedUpdates(Updates):
     ``scripts`` are the functions ``update`` of this rank's scripts, by the number of micro-batches; `choose` says which
     of them run. ``share_of`` returns the weight of a micro-batch's loss in an update of so many over all copies. A
     GradScaler has its scale on ``device``. ``sums_wider`` says that gradients are summed in another dtype than that of
-    the weights, into ``main_grad``.
+    the weights, into ``main_grad``. If shapes vary, ``fit`` fits the stages to those of a round.
     """
 
     scripts: Mapping[int, Callable[[Lane], None]]
@@ -579,6 +579,7 @@ class FlushedUpdates(Updates):
     sums_wider: bool
     rounds: Sequence[Round]
     micro_batches: int  # of the update over all copies
+    fit: Callable[[Round], None] | None = None
 
     def prepare(self, accumulate: bool, scaler: LossScale | None) -> None:
         """Clears all gradients, after copying them if the update is to ``accumulate``, and scales the loss."""
@@ -602,6 +603,8 @@ class FlushedUpdates(Updates):
         for each in self.rounds:
             if len(self.scripts) > 1:
                 self._begin_round(each)
+            if self.fit is not None:
+                self.fit(each)
             self.lane.begin(update)
             self.scripts[each.number](self.lane)
             self.lane.end()
@@ -738,7 +741,7 @@ def updates_of(
     mean_in_mesh = partial(averaged_in_mesh, world.control_group, device=world.device)
     job = world.job
     return FlushedUpdates(
-        scripts=scripts if len(scripts) == 1 else {0: sum_alone(context.facts), **scripts},
+        scripts=scripts if len(scripts) == 1 else {0: lambda lane: context.script.update(SumsAlone(lane)), **scripts},
         lane=lane,
         stages=stages,
         feed=feed,

@@ -310,7 +310,8 @@ class Boundary:
     buffer: then a copy is handed on, because a later forward may write the memory.
 
     ``counted`` says that a message of gradients also has the loss count of each micro-batch, in float64. If slices have
-    unequal lengths, ``of_slices`` has the shapes for each slice, and ``shapes`` the largest.
+    unequal lengths, or the micro-batches of a round differ, ``of_micros`` has the shapes of each slice, or of each
+    micro-batch, and ``shapes`` are the largest.
 
     ``feeds`` are the values that a stage gets from several stages, or as a keyword argument: see `joined_boundary`.
     """
@@ -322,7 +323,7 @@ class Boundary:
     differentiable: tuple[bool, ...]
     counted: bool = False
     owned_by_stage: tuple[bool, ...] = ()
-    of_slices: tuple[tuple[tuple[int, ...], ...], ...] = ()
+    of_micros: tuple[tuple[tuple[int, ...], ...], ...] = ()
     feeds: "tuple[FeedingBoundary, ...]" = ()
 
     @classmethod
@@ -340,13 +341,16 @@ class Boundary:
         ):
             return None
         largest = tuple(max(shapes, key=math.prod) for shapes in zip(*(b.shapes for b in slices), strict=True))
-        return replace(self, shapes=largest, of_slices=tuple(b.shapes for b in slices))
+        return replace(self, shapes=largest, of_micros=tuple(b.shapes for b in slices))
 
     def at(self, micro: int) -> "Boundary":
-        """Returns the boundary for one micro-batch, with the shapes of its slice if slices have unequal lengths."""
-        if not self.of_slices:
-            return self
-        return replace(self, shapes=self.of_slices[micro % len(self.of_slices)], of_slices=())
+        """Returns the boundary for one micro-batch, with its own shapes if they differ."""
+        return self._by_micro[micro % len(self._by_micro)] if self.of_micros else self
+
+    @cached_property
+    def _by_micro(self) -> "list[Boundary]":
+        of_shapes = {shapes: replace(self, shapes=shapes, of_micros=()) for shapes in {*self.of_micros}}
+        return [*map(of_shapes.__getitem__, self.of_micros)]
 
     @cached_property
     def kinds(self) -> list[tuple[tuple[int, ...], torch.dtype, bool]]:
@@ -485,7 +489,7 @@ def _joined(feeds: Sequence[FeedingBoundary], counted: bool) -> Boundary:
         recorded=together("recorded"),
         differentiable=together("differentiable"),
         counted=counted,
-        of_slices=tuple(sum(shapes, ()) for shapes in zip(*(b.of_slices for b in boundaries), strict=True)),
+        of_micros=tuple(sum(shapes, ()) for shapes in zip(*(b.of_micros for b in boundaries), strict=True)),
         feeds=tuple(feeds),
     )
 

@@ -11,7 +11,9 @@ from tests.e2e.test_graphs import BOTH_WAYS, CHECK, ON_TWO, TRAINED, TWO_ENCODER
 from tests.graphs import Edge
 
 LOOP = Path(__file__).parent / "loops" / "absent.py"
-LOOPS = [f"loop{copies}{asked}" for copies in ("", " in two copies") for asked in ("", " counts", " sharded wide")]
+LOOPS = [
+    f"loop{copies}{asked}" for copies in ("", " in two copies") for asked in ("", " counts varying", " sharded wide")
+]
 REHEARSED = ("a chain", "two encoders", "a decoder")
 TRAINING = {"a chain", "a head", "encoders", "a head of the image", "in two copies"}
 

@@ -118,11 +118,11 @@ def test_the_vision_language_model_is_tuned_as_in_one_process(tmp_path: Path) ->
     assert losses[0][-1] < 0.9 * losses[0][0]
 
 
-@pytest.mark.parametrize(("example", "workers"), [("rollouts", 2)])
+@pytest.mark.parametrize(("example", "workers"), [("rollouts", 2), ("packed", 4)])
 def test_updates_of_other_numbers_of_micro_batches_are_those_of_one_process(
     example: str, workers: int, tmp_path: Path
 ) -> None:
-    """Rollouts differ in number, and by copy."""
+    """Rollouts differ in number, and by copy; packed documents in number and in length."""
     script = EXAMPLES / f"{example}.py"
     directory = compiled(tmp_path, "dapple", asked=(f"D={workers}", "N=1..8"))
     ranks, alone = torchrun_script(script, 4, str(directory)), torchrun_script(script, 1, "--alone")

@@ -71,6 +71,13 @@ def test_so_are_those_of_other_sizes(name: str, workers: int, n: int, monkeypatc
     assert texts(files) == texts(whole(made, monkeypatch).files)
 
 
+def test_a_window_shorter_than_its_circle_of_slots_has_its_rings(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = compiled("seq1f1b", monkeypatch, large=0, workers=16, n=64)
+    assert made._repeated
+    assert made._repeated.verified.program.header.micro_batches < made.header.micro_batches // 4
+    assert texts(made.files) == texts(whole(made, monkeypatch).files)
+
+
 @pytest.mark.parametrize("sizes", [{"N": 144}, {"a": 1, "b": 3, "D": 2, "N": 100}])
 def test_so_are_those_of_a_graph(sizes: Mapping[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("chimera_ir.compilation.LARGE", 0)

@@ -15,6 +15,8 @@ from chimera_ir.ir.graph import Absence, Feed, NamedStages
 from chimera_ir.ir.levels import Header
 from chimera_ir.ir.ops import Micro, Stage, Worker
 from chimera_ir.several import joined
+from chimera_runtime.errors import Misuse
+from chimera_runtime.program.compiled_program import CompiledProgram, load
 from tests.test_architecture import ROOT
 from tests.unit.command import Run, contents
 from tests.unit.test_plan import cluster, found, named, profile
@@ -79,6 +81,41 @@ def test_a_folder_has_what_a_compilation_of_its_number_alone_writes(
     assert {name: text for name, text in rest.items() if name not in changed} == {
         name: text for name, text in largest.items() if name not in changed
     }
+
+
+@pytest.mark.parametrize("words", ["dapple D=4", "chimera D=4", "zb_v P=3", "interleaved P=2"])
+def test_a_rank_is_prepared_for_every_program(run: Run, tmp_path: Path, words: str) -> None:
+    assert run(*words.split(), "N=2,4,8", "--out", "o").status == 0
+    program = load(tmp_path / "o")
+    assert [*program.programs] == [2, 4, 8]
+    alone = program.others | {8: load_alone(run, tmp_path, words)}
+    for number, each in alone.items():
+        assert program.programs[number].job.micro_batches == number
+        for rank, facts in zip(program.ranks, each.ranks, strict=True):
+            assert {*facts.incoming} <= {*rank.incoming}
+            assert {*facts.outgoing} <= {*rank.outgoing}
+            for stage, of_stage in facts.stages.items():
+                assert all(rank.stages[stage].slots[v] >= rooms for v, rooms in of_stage.slots.items()), "of one size"
+                assert all(rank.stages[stage].sending[v] >= count for v, count in of_stage.sending.items())
+    if "zb_v" not in words:  # whose smaller programs need another slot
+        assert program.ranks == alone[8].ranks, "so memory is that of the largest alone"
+
+
+def load_alone(run: Run, folder: Path, words: str) -> CompiledProgram:
+    assert run(*words.split(), "N=8", "--out", "alone").status == 0
+    return load(folder / "alone")
+
+
+def test_a_folder_that_lacks_or_is_of_another_program_is_refused(run: Run, tmp_path: Path) -> None:
+    assert run("dapple", "D=2", "N=2,4", "--out", "o").status == 0
+    facts = tmp_path / "o" / "n2" / "program.json"
+    text = facts.read_text()
+    facts.write_text(text.replace(json.loads(text)["program"], "0" * 16))
+    with pytest.raises(Misuse, match=r"n2/program\.json is of another program than program\.json"):
+        load(tmp_path / "o")
+    facts.unlink()
+    with pytest.raises(Misuse, match="n2 is no output directory"):
+        load(tmp_path / "o")
 
 
 def test_every_file_comes_after_those_that_it_relies_on(run: Run, tmp_path: Path) -> None:

@@ -237,7 +237,7 @@ class RehearsedStage(Stage):
         self._device = device
         for letter, value in VALUES.items():
             boundary = self._output.after if value.onward else self._input.before
-            slices = range(self._numbering.slices if boundary and boundary.of_slices else 1)
+            slices = range(self._numbering.slices if boundary and boundary.of_micros else 1)
             self._fake[letter] = [
                 getattr(boundary.at(place), value.buffers)(device) if boundary else () for place in slices
             ]

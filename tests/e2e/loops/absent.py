@@ -1,6 +1,6 @@
 """A loop of one's own whose micro-batches lack the inputs of some sources, beside the same data in one process.
 
-torchrun --nproc-per-node=4 absent.py DIRECTORY FOLDER [counts] [sharded] [wide]
+torchrun --nproc-per-node=4 absent.py DIRECTORY FOLDER [counts] [sharded] [wide] [varying]
 
 The program has an encoder of images and one of sound, on two workers or on four: then there is one copy. The loss is a
 mean or a sum and a count, the optimizer one or sharded, and gradients may be summed apart from those of backwards.
@@ -22,6 +22,7 @@ SIZE, WIDTH, MICRO_BATCHES = 2, 4, 6
 SOURCES = ("image", "sound")
 ASKED = sys.argv[3:]
 COUNTS = "counts" in ASKED
+OPTIONS = {"varying": "varying" in ASKED}
 EVERY = frozenset(range(MICRO_BATCHES))
 # For each update, and each of two copies, the micro-batches without an image, and those without sound.
 UPDATES = [
@@ -96,7 +97,9 @@ def main() -> None:
     directory, folder = Path(sys.argv[1]), Path(sys.argv[2])
     alone = nn.ModuleList(build(stage, 4) for stage in range(4))
     optimizer = torch.optim.AdamW(alone.parameters(), lr=0.1, weight_decay=0.1)
-    pipe = Pipeline(directory, build, loss, micro_batch(0, 0, 0), sum_dtype=torch.float64 if "wide" in ASKED else None)
+    pipe = Pipeline(
+        directory, build, loss, micro_batch(0, 0, 0), **OPTIONS, sum_dtype=torch.float64 if "wide" in ASKED else None
+    )
     stepped = optimizer_of(pipe)
     checkpoints = Checkpoints(folder, pipe, optimizers=stepped)
 
@@ -165,7 +168,7 @@ def main() -> None:
         pipe.step(micro_batches=[({"image": None}, target) for _, target in rounds[0]])
     pipe.close()
     # The same again from the checkpoint.
-    with Pipeline(directory, build, loss, micro_batch(0, 0, 0)) as again:
+    with Pipeline(directory, build, loss, micro_batch(0, 0, 0), **OPTIONS) as again:
         resumed = optimizer_of(again)
         Checkpoints(folder, again, optimizers=resumed).resume()
         for update, lacking in [*enumerate(UPDATES)][4:]:

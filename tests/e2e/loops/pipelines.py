@@ -333,16 +333,6 @@ def encoded(directory: Path) -> None:
         assert of.step((encoder(x).detach(), y)).loss > 0
 
 
-def unlike(directory: Path) -> None:
-    """Micro-batches of a list that differ in length are refused on all ranks before anything is sent."""
-    x, y = (t.view(4, SIZE, 1, WIDTH).expand(-1, -1, 3, -1) for t in data(4))
-    pairs = [(x[m, :, : 3 - (m == 2)], y[m, :, : 3 - (m == 2)]) for m in range(4)]
-    with Pipeline(directory, build_stage, loss, (x[0], y[0]), varying=True) as of:
-        error = str(raised(lambda: of.step(micro_batches=pairs)))
-        assert error.startswith("the input of micro-batch 2 has shapes (2, 2, 4), and that of micro-batch 0 (2, 3, 4)")
-        assert of.step(micro_batches=[pairs[2]] * 4).loss > 0
-
-
 def failing(directory: Path) -> None:
     """A stage that raises ends the step of every rank, each with an error that says why; nobody hangs."""
 

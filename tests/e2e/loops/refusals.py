@@ -58,33 +58,6 @@ def from_function(directory: Path) -> None:
         ended(of)
 
 
-def unlike_varying(directory: Path) -> None:
-    """Micro-batches of unlike length, by a function and by a loader's collate_fn, are refused with both lengths."""
-    x, y = (t.view(4, SIZE, 1, WIDTH).expand(-1, -1, 3, -1).clone() for t in data(4))
-
-    def unlike(micro: int) -> Any:
-        length = 3 - (micro == 2)
-        return x[micro, :, :length], y[micro, :, :length]
-
-    def make() -> Pipeline:
-        return Pipeline(directory, build_stage, loss, (x[0], y[0]), varying=True)
-
-    of = make()
-    refused(lambda: of.step(unlike), 0, "micro-batch 2 has shapes (2, 2, 4), and that of micro-batch 0 (2, 3, 4)")
-    ended(of)
-
-    items = [(x[m, i], y[m, i]) for m in range(4) for i in range(SIZE)]
-
-    def collate(of_micro: list[Any]) -> Any:
-        length = 3 - any(torch.equal(item[0], items[4][0]) for item in of_micro)
-        return tuple(torch.stack([item[part][:length] for item in of_micro]) for part in range(2))
-
-    of = make()
-    (batch,) = of.loader(items, collate_fn=collate)
-    refused(lambda: of.step(batch), 0, "micro-batch 2 has shapes (2, 2, 4), and that of micro-batch 0 (2, 3, 4)")
-    ended(of)
-
-
 def frozen_later(directory: Path) -> None:
     """A parameter that is frozen after start on one rank ends the step of all, and the next call of that rank."""
     of = pipeline(directory)

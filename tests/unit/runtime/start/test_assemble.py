@@ -173,16 +173,13 @@ def test_a_stage_of_which_nothing_can_move_is_remarked_upon(alone: World, monkey
         pytest.param(
             {"micro_batches": 2}, ((0, 1),), (), {"takes_keywords": True}, {0: {0, 2}, 1: {2}}, id="all keywords"
         ),
-        pytest.param(
-            {"micro_batches": 2}, (), ((1, 2),), {"reads_shapes": True}, {0: {0, 2}, 1: {1}}, id="shapes of the first"
-        ),
     ],
 )
 def test_what_is_loaded_is_counted_in_whole_micro_batches(
     of_job: Any, inputs: Any, targets: Any, looks: dict[str, bool], expected: dict[int, set[int]]
 ) -> None:
     of_worker = replace(facts(0), inputs=inputs, targets=targets)
-    looks = {"takes_keywords": False, "reads_shapes": False} | looks
+    looks = {"takes_keywords": False} | looks
     assert needed_inputs(job(**{"micro_batches": 4} | of_job), of_worker, **looks) == expected
 
 

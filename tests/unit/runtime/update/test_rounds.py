@@ -11,7 +11,7 @@ from chimera_runtime.data.feed import UNKNOWN
 from chimera_runtime.errors import Misuse, RanksDiffer
 from chimera_runtime.program.job import Place
 from chimera_runtime.program.numbering import rounds_of
-from chimera_runtime.update.rounds import agree_on_numbers, remarks_on
+from chimera_runtime.update.rounds import SumsAlone, agree_on_numbers, remarks_on
 
 
 @pytest.mark.parametrize("programs", [(1,), (1, 4), (1, 2, 4, 8), (3, 5), (4, 6, 9), (2, 3, 7)])
@@ -71,3 +71,30 @@ def test_ranks_that_do_not_agree_are_named() -> None:
         agreed(2, [4, 4, UNKNOWN, UNKNOWN])
     with pytest.raises(Misuse, match=r"^no copy has a micro-batch in this step"):
         agreed(2, [0, 0, 0, 0])
+
+
+def test_a_round_without_micro_batches_makes_the_sums_of_a_script_in_its_order() -> None:
+    notes: list[str] = []
+
+    class Group:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def __getattr__(self, method: str) -> Any:
+            return lambda *_arguments: notes.append(f"{method} {self.name}")
+
+    def update(lane: Any) -> None:
+        first, shared, received = lane.stage(3), lane.tie(0, 3), lane.incoming(2, 3, worker=1)
+        for micro in range(4):
+            received.irecv(micro, into=0)
+            first.forward(micro, received.take(micro), lane.target(micro))
+        shared.all_reduce()
+        first.all_reduce()
+        for group in (first, shared):
+            group.wait_all_reduce()
+            group.step()
+
+    lane = SimpleNamespace(stage=lambda number: Group(f"s{number}"), tie=lambda *stages: Group(f"{stages}"))
+    update(SumsAlone(lane))
+    sums = ["all_reduce (0, 3)", "all_reduce s3"]
+    assert notes == [*sums, "wait_all_reduce s3", "step s3", "wait_all_reduce (0, 3)", "step (0, 3)"]

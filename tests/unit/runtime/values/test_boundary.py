@@ -61,7 +61,7 @@ def test_gradients_come_back_of_the_differentiable_tensors_alone() -> None:
 # Stages that several stages feed.
 
 ONE = Boundary(ONE_TENSOR, ((2, 3),), (torch.float32,), (True,), (True,))
-SLICED = replace(ONE, of_slices=(((2, 3),), ((2, 1),)))
+SLICED = replace(ONE, of_micros=(((2, 3),), ((2, 1),)))
 
 
 def feed(source: int, boundary: Boundary, keyword: str = "", backs: bool = True) -> FeedingBoundary:
