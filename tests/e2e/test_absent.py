@@ -95,7 +95,7 @@ def jobs(folder: Path) -> Iterator[Job]:
     loops = {"loop": TWO_ENCODERS, "loop in two copies": TWO_ENCODERS._replace(on=ON_TWO)}
     for name, graph in loops.items():
         directory = written(folder, name, graph, 6)
-        for asked in ("", "counts", "sharded wide"):
+        for asked in ("", "counts varying", "sharded wide"):
             words = (str(directory), str(folder / f"{name} {asked}"), *asked.split())
             yield Job(f"{name} {asked}".strip(), LOOP, words, model=None)
 
