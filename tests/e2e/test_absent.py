@@ -23,7 +23,7 @@ WITH_HEAD = Graph(
 )
 DECODER = Graph({"encoder": 2, "decoder": 2}, [Edge(1, 2), Edge(1, 3)])
 ON_ONE = Graph(
-    {"image": 1, "sound": 2, "text": 1}, [Edge(0, 2), Edge(0, 3), Edge(2, 3)], [[0, 1, 2, 2]], sources="image sound"
+    {"image": 1, "sound": 3, "text": 1}, [Edge(0, 3), Edge(0, 4), Edge(3, 4)], [[0, 1, 2, 3, 3]], sources="image sound"
 )
 """A stage of ``sound`` and one of ``text`` read the image on one worker."""
 THIRD = {"image": [2, 5]}
