@@ -357,8 +357,9 @@ class Executor:
                 self.demand(key is not None, "{} {} {} is not there", kind, left, source)
                 block, (cell, value) = key[1], worker.outputs[key]
             else:
-                recvs = (m for m in worker.recvs if m[1:] == (source, target, letter) and left[0] in m[0])
-                message = next(recvs, None)
+                recvs = (m for m in worker.recvs if (m.source, m.value) == (source, letter) and left[0] in m.micros)
+                # Activations come once for all stages of the worker.
+                message = next((m for m in recvs if kind == "act" or m.target == target), None)
                 is_there = message is not None and worker.recvs[message].waited
                 self.demand(is_there, "{} {} {} was not waited for", kind, left, source)
                 block, cell = message[0], worker.recvs[message].cell

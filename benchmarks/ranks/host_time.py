@@ -147,7 +147,8 @@ class OursUnsent:
         updates.prepare(False, None)
         with self._context.probed.generators_kept():
             self._lane.begin(update)
-            updates.script(self._lane)  # type: ignore[attr-defined]
+            (only,) = updates.rounds  # type: ignore[attr-defined]
+            updates.scripts[only.number](self._lane)  # type: ignore[attr-defined]
             for stage in updates.stages.values():
                 stage.take_loss(update)
         updates.feed.drop(update)

@@ -203,8 +203,9 @@ class Scribe:
 
     def _joined(self, operation: ops.Compute, maker: Stage, value: Value) -> str:
         """The expression for a value of one stage: where that made it in several operations, all their parts joined."""
-        together = self.blocks.of(operation.micros, value, maker, operation.stage)
-        texts = [self._value(ops.Message(micros, maker, operation.stage, value)) for micros in together]
+        sharing = self.header.sharing(value, maker, operation.stage, operation.micros[0])
+        together = self.blocks.of(operation.micros, value, maker, *sharing)
+        texts = [self._value(ops.Message(micros, maker, sharing[0], value)) for micros in together]
         return f"lane.join({', '.join(texts)})" if len(texts) > 1 else texts[0]
 
     def _value(self, message: ops.Message) -> str:
@@ -214,9 +215,10 @@ class Scribe:
         return f"{self._incoming(message)}.take({self.notation.micros(message.micros)})"
 
     def _made(self, message: ops.Message) -> str:
-        several = len(self.header.readers(message.value, message.source)) > 1
-        reader = f", {message.target}" if several else ""
-        return f"stage{message.source}.{message.value.made}({self.notation.micros(message.micros)}{reader})"
+        micros, source, target, value = message
+        several = len(self.header.readers(value, source)) > 1
+        sharing = self.header.sharing(value, source, target, micros[0]) if several else ()
+        return f"stage{source}.{value.made}({', '.join([self.notation.micros(micros), *map(str, sharing)])})"
 
 
 def _one_of(stage: Stage, neighbours: Sequence[Sequence[Stage]]) -> str:

@@ -47,6 +47,7 @@ class Flow:
         lacks = ((stage, micro) for stage, micros in header.lacks.items() for micro in micros)
         self._absent = {micro * header.stages + stage for stage, micro in lacks}
         self._fill(numbers, numbered)
+        self._header = header
 
     def _fill(self, numbers: Mapping[frozenset[Kind], list[int]], numbered: Numbered) -> None:
         """Writes each operation's number into the lists of all sets of kinds that have its kind, at its cells."""
@@ -79,20 +80,24 @@ class Flow:
         return self.makers[value][micros[0] * self.stages + source]
 
     def consumer(self, message: Message) -> int:
-        """The number of the operation that takes the value in a message."""
-        micros, _, target, value = message
-        return self.takers[value][micros[0] * self.stages + target]
+        """The number of the operation that takes the value in a message, the first one if several stages do."""
+        micros, source, target, value = message
+        takers, first = self.takers[value], micros[0] * self.stages
+        if not self._header.feeds:
+            return takers[first + target]
+        return min(takers[first + stage] for stage in self._header.sharing(value, source, target, micros[0]))
 
     def last_use(self, message: Message) -> int:
         """The number of the operation after which the memory of a received message may be used again.
 
         Values that are made from the message and kept on the stage may be in the same memory.
         """
-        micros, _, target, value = message
+        micros, source, target, value = message
         last = self._last[value]
-        if len(micros) == 1:
+        if len(micros) == 1 and not self._header.feeds:
             return last[micros[0] * self.stages + target]
-        return max(last[micro * self.stages + target] for micro in micros)
+        stages = self._header.sharing(value, source, target, micros[0])
+        return max(last[micro * self.stages + stage] for micro in micros for stage in stages)
 
     @cached_property
     def _last(self) -> dict[Value, list[int]]:
@@ -206,15 +211,19 @@ def crossing(
             for value, target in handed_on[part.kind, stage]:
                 receiver = pipe_of[micros[0]].workers[target]
                 if receiver != worker and header.has(micros[0], target):
-                    for together in blocks.of(micros, value, stage, target):
+                    sharing = header.sharing(value, stage, target, micros[0])
+                    for together in blocks.of(micros, value, stage, *sharing) if target == sharing[0] else ():
                         yield number, Message(together, stage, target, value), receiver
 
 
 def passed_on(header: Header, message: Message, blocks: Blocks) -> list[Message]:
-    """The messages that the receiver of ``message`` sends on: its own value of the same name, to each reader."""
-    micros, stage, value = blocks.read_with(message), message.target, message.value
-    return [
-        Message(together, stage, target, value)
-        for target in header.readers(value, stage, micros[0])
-        for together in blocks.of(micros, value, stage, target)
-    ]
+    """The messages that the receivers of ``message`` send on: their own value of the same name, to each reader."""
+    micros, source, target, value = message
+    made: list[Message] = []
+    for stage in header.sharing(value, source, target, micros[0]):
+        together = blocks.read_with(message._replace(target=stage))
+        for reader in header.readers(value, stage, micros[0]):
+            sharing = header.sharing(value, stage, reader, micros[0])
+            if reader == sharing[0]:
+                made += [Message(each, stage, reader, value) for each in blocks.of(together, value, stage, *sharing)]
+    return made

@@ -355,6 +355,19 @@ class Header:
         """The stages that make a value which ``stage`` reads; of a given micro-batch those that have it."""
         return self._there(self._stages[value][1][stage], micro)
 
+    def sharing(self, value: Value, source: Stage, target: Stage, micro: Micro) -> tuple[Stage, ...]:
+        """The stages that read what ``source`` sends to ``target``, ascending.
+
+        Activations go once to each worker: all stages there that read them share a message, which is named by the first
+        of these. Gradients are other ones for each reader.
+        """
+        if not self.feeds or value.readers is not Readers.FED:
+            return (target,)
+        workers = self.pipe(micro).workers
+        if workers[source] == workers[target]:
+            return (target,)
+        return tuple(stage for stage in self.readers(value, source, micro) if workers[stage] == workers[target])
+
     def _there(self, stages: tuple[Stage, ...], micro: Micro | None) -> tuple[Stage, ...]:
         if micro is None or not self.absent:
             return stages

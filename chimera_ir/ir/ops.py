@@ -122,7 +122,10 @@ Crossing = tuple[Stage, Stage, Value]
 
 
 class Message(NamedTuple):
-    """A value of some micro-batches, from the stage that makes it to a stage that reads it."""
+    """A value of some micro-batches, from the stage that makes it to a stage that reads it.
+
+    If several stages of a worker read activations, these are sent there once, to the first of these stages.
+    """
 
     micros: tuple[Micro, ...]
     source: Stage
@@ -319,14 +322,16 @@ class Blocks:
                 keys = ((value, is_made, micro) for value, is_made in (*made, *read) for micro in part.micros)
                 self._together |= {(value, part.stage, micro, is_made): part.micros for value, is_made, micro in keys}
 
-    def of(self, micros: tuple[Micro, ...], value: Value, source: Stage, target: Stage) -> list[tuple[Micro, ...]]:
-        """The micro-batches of the messages that are about ``micros``, which one end of an edge makes, or reads."""
+    def of(self, micros: tuple[Micro, ...], value: Value, source: Stage, *targets: Stage) -> list[tuple[Micro, ...]]:
+        """The micro-batches of the messages that are about ``micros``, which one end of an edge makes, or reads;
+        ``targets`` are all stages that read the messages.
+        """
         if len(micros) == 1 or not self._together:
             return [micros]
 
-        def ends(micro: Micro) -> tuple[tuple[Micro, ...], tuple[Micro, ...]]:
-            made = self._together.get((value, source, micro, True), (micro,))
-            return made, self._together.get((value, target, micro, False), (micro,))
+        def ends(micro: Micro) -> list[tuple[Micro, ...]]:
+            keys = (value, source, micro, True), *((value, target, micro, False) for target in targets)
+            return [self._together.get(key, (micro,)) for key in keys]
 
         return [tuple(together) for _, together in groupby(micros, ends)]
 

@@ -430,8 +430,12 @@ def _foreign(program: Program, cells: Flow, worker: Worker, instruction: Talk) -
     start, end = _sender(header, message), _receiver(header, message)
     if start == end:
         return say.WithinWorker(*where, start)
+    sharing = header.sharing(message.value, message.source, message.target, message.micros[0])
+    if message.target in sharing[1:]:
+        first = message_text(message._replace(target=sharing[0]), absolute(header.slices))
+        return say.SentOnce(*where, first, header.stage_name(sharing[0]), header.stage_name(message.target), end)
     maker = program.lanes[start][cells.producer(message)]
-    handed_on = program.blocks.of(_made_with(maker, message), message.value, message.source, message.target)
+    handed_on = program.blocks.of(_made_with(maker, message), message.value, message.source, *sharing)
     micros = next(together for together in handed_on if message.micros[0] in together)
     if micros != message.micros:
         return say.PartOfMessage(

@@ -170,6 +170,12 @@ class RecordedIncoming(_RecordedLink):
     def __init__(self, recording: Recording, route: Route, rooms: Sequence[int]) -> None:
         super().__init__(recording, route)
         self._rooms = rooms
+        self._taken: dict[Group, int] = {}  # by how many of several stages
+
+    def skip(self, micros: int) -> None:
+        """Counts what is under way for micro-batches that are so much later."""
+        super().skip(micros)
+        self._taken = {_later(group, micros): taken for group, taken in self._taken.items()}
 
     def irecv(self, micros: Micros, into: int) -> None:
         """Expects the line ``recv``, into the slot ``into``, which must have room."""
@@ -187,7 +193,9 @@ class RecordedIncoming(_RecordedLink):
             self._under_way.add(group)
 
     def take(self, micros: Micros) -> Value | None:
-        """Returns the value that a message has brought; raises `Differs` if it has not come, or was taken before."""
+        """Returns the value that a message has brought; raises `Differs` if it has not come, or if every stage that
+        reads it took it before.
+        """
         group = self._recording.in_run(micros)
         if not group:
             return None
@@ -195,7 +203,14 @@ class RecordedIncoming(_RecordedLink):
         if group not in self._over:
             text = self._recording.value_text(value)
             raise Differs(self._recording.next_line(), f"takes the {text} from w{self._worker}, which have not come")
-        self._over.remove(group)
+        header = self._recording.header
+        sharing = header.sharing(self._sent, self._source, self._target, group[0])
+        taken = self._taken.get(group, 0) + 1
+        if taken < len(sharing):
+            self._taken[group] = taken
+        else:
+            self._taken.pop(group, None)
+            self._over.remove(group)
         return value
 
 
@@ -325,11 +340,12 @@ class RecordedStage(RecordedWeights):
         """The number in the description of an input or a target: of this stage, if several have no ``neighbours``."""
         return int(self._stage) if sum(not others for others in neighbours) > 1 else _DATASET
 
-    def _handed_on(self, role: str, micros: Micros, reader: int | None = None) -> Value | None:
+    def _handed_on(self, role: str, micros: Micros, *readers: int) -> Value | None:
         group = self._recording.in_run(micros)
         if not group:
             return None
-        value, taken = (role, group, self._stage), {((role, (micro,), self._stage), reader) for micro in group}
+        value = role, group, self._stage
+        taken = {((role, (micro,), self._stage), reader) for micro in group for reader in readers or (None,)}
         if not taken <= self._values:
             text = self._recording.value_text(value)
             raise Differs(self._recording.next_line(), f"reads the {text}, which are not on this worker")

@@ -18,7 +18,7 @@ from chimera_runtime.data.evaluation_batches import EvaluationBatch, evaluation_
 from chimera_runtime.data.mini_batch import KEYWORDS, CutSlice
 from chimera_runtime.errors import FAILED, Misuse
 from chimera_runtime.errors import stage as mistakes
-from chimera_runtime.lane.lane import Incoming, Lane, LaneComponents, Outgoing
+from chimera_runtime.lane.lane import Incoming, Lane, LaneComponents, Outgoing, shared
 from chimera_runtime.lane.profiler_ranges import ranged, ranges_on
 from chimera_runtime.lane.stream_lane import StreamLink
 from chimera_runtime.program.absence import Absence
@@ -166,9 +166,11 @@ class EvaluationStage:
                 if self.output is None:
                     self._outputs.update(((micro, reader), outputs) for reader in self.readers)
 
-    def outputs(self, micros: Micros, reader: int | None = None) -> Tensors:
+    def outputs(self, micros: Micros, *readers: int) -> Tensors:
         """Returns the outputs of forwards and forgets them; an empty tuple if the micro-batches have no items."""
-        made = [self._outputs.pop((micro, reader)) for micro in numbers_of(micros) if self._has(micro)]
+        there = [micro for micro in numbers_of(micros) if self._has(micro)]
+        of_readers = [[self._outputs.pop((micro, reader)) for micro in there] for reader in readers or (None,)]
+        made = of_readers[0]
         return join(made) if len(made) > 1 else made[0] if made else ()
 
     def _has(self, micros: Micros) -> bool:
@@ -263,9 +265,9 @@ class Evaluation:
             for feeding, rooms in zip(world.job.feeding[stage], of_makers, strict=True)
         }
 
-        def incoming(route: Route) -> Incoming:
-            link = world.peer(route.worker), route, world.job, slots[route.source, route.target]
-            return _PartlyIncoming(*link, current=current)
+        def incoming(route: Route) -> Any:
+            about = world.peer(route.worker), route, world.job, slots[route.source, route.target]
+            return shared(_PartlyIncoming(*about, current=current), route, world.job, self.stages)
 
         parts = LaneComponents(
             stages={number: self._stage(number, stage) for number, stage in self.stages.items()},
@@ -320,10 +322,10 @@ class Evaluation:
         self._absence.by_data = lacking if any(lacking) else ()
 
     def _has_message(self, route: Route) -> Callable[[Micros], bool]:
-        absence, current, ends = self._absence, self._current, route[:2]
+        absence, current = self._absence, self._current
         if not absence.job.at_times:
             return current.has
-        return lambda micros: current.has(micros) and all(absence.has(micros, stage) for stage in ends)
+        return lambda micros: current.has(micros) and absence.is_sent(micros, route)
 
     def _load(self, which: int, ends: Sequence[int], _update: int, micro: int, stage: int | None = None) -> Any:
         job = self.context.world.job

@@ -90,13 +90,13 @@ def at_times(components: LaneComponents, absence: Absence, *, counted: bool) -> 
         absence.parts.append(part_at_times)
         return part_at_times
 
-    def is_sent(route: Route) -> Callable[[Micros], bool]:
-        return lambda micros: absence.has(micros, route.source) and absence.has(micros, route.target)
+    def of(route: Route) -> Callable[[Micros], bool]:
+        return lambda micros: absence.is_sent(micros, route)
 
     return components._replace(
         stages={n: wrapped(stage, partial(absence.has, stage=n)) for n, stage in components.stages.items()},
-        incoming={route: wrapped(link, is_sent(route)) for route, link in components.incoming.items()},
-        outgoing={route: wrapped(link, is_sent(route)) for route, link in components.outgoing.items()},
+        incoming={route: wrapped(link, of(route)) for route, link in components.incoming.items()},
+        outgoing={route: wrapped(link, of(route)) for route, link in components.outgoing.items()},
         ties={group: wrapped(tie, lambda _micros: True) for group, tie in components.ties.items()},
     )
 

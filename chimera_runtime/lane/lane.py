@@ -1,6 +1,6 @@
 """The lane of a worker in a schedule with a flush: the argument of a rank's script."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -10,7 +10,7 @@ from chimera_runtime.program.numbering import Micros
 from chimera_runtime.program.rank_facts import VALUES, Group, Route
 from chimera_runtime.ranks.messages import tag_of
 from chimera_runtime.values.nested import Tensors, join
-from chimera_runtime.values.shared_memory import VERSION, Slots
+from chimera_runtime.values.shared_memory import VERSION, Slots, versions
 
 # The links of a worker: each sends, or receives, the messages with one value from one stage to another.
 
@@ -71,6 +71,43 @@ class Incoming(_MessageLink):
         """Returns the tensors of a message that has arrived, which lie in the slot."""
         tensors: Tensors = self._under_way.pop(micros).tensors
         return tensors
+
+
+class SharedIncoming:
+    """An `Incoming` link whose messages several stages of this worker take: one stays until its slot is used again."""
+
+    def __init__(self, link: Incoming, source: int) -> None:
+        self._link, self._source = link, source
+        self._slots: dict[Micros, int] = {}
+        self._arrived: dict[Micros, tuple[Tensors, list[int]]] = {}
+
+    def irecv(self, micros: Micros, into: int) -> None:
+        """Posts the receive of a message into a slot, and forgets the one that was there."""
+        for earlier in [earlier for earlier, slot in self._slots.items() if slot == into]:
+            del self._slots[earlier]
+            self._arrived.pop(earlier, None)
+        self._slots[micros] = into
+        self._link.irecv(micros, into)
+
+    def wait(self, micros: Micros) -> None:
+        """Returns when a message has arrived; errors as in `MessageTransfer.wait`."""
+        self._link.wait(micros)
+        tensors = self._link.take(micros)
+        self._arrived[micros] = tensors, versions(tensors)
+
+    def take(self, micros: Micros) -> Tensors:
+        """Returns the tensors of a message that has arrived. Raises `BadModel` if a stage has written into them."""
+        tensors, before = self._arrived[micros]
+        if versions(tensors) != before:
+            raise memory_was_written(self._source, "another stage", micros)
+        return tensors
+
+
+def shared(link: Incoming, route: Route, job: Job, stages: Container[int]) -> Incoming | SharedIncoming:
+    """Returns the link itself or, if several of the ``stages`` of this worker read its messages, one for all."""
+    is_onward = VALUES[job.value_of(route)].onward
+    are_several = is_onward and sum(stage in stages for stage in job.fed[route.source]) > 1
+    return SharedIncoming(link, route.source) if are_several else link
 
 
 Load = Callable[..., Any]

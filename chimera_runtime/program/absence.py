@@ -8,6 +8,7 @@ import torch
 
 from chimera_runtime.program.job import Job
 from chimera_runtime.program.numbering import Micros, numbers_of
+from chimera_runtime.program.rank_facts import VALUES, Route
 
 
 @dataclass
@@ -41,6 +42,12 @@ class Absence:
         if job.leaves_out(first, stage):
             return False
         return not self.by_data or stage not in self.by_data[(self.start + first % job.passes) // job.parts]
+
+    def is_sent(self, micros: Micros, route: Route) -> bool:
+        """Whether there is a message along a route; activations of a stage that feeds several are sent always."""
+        source, target, *_ = route
+        is_for_one = len(self.job.fed[source]) == 1 or not VALUES[self.job.value_of(route)].onward
+        return self.has(micros, source) and (not is_for_one or self.has(micros, target))
 
     def is_last_sink(self, micro: int, stage: int) -> bool:
         """Whether a stage that feeds no other is the last one of these that a micro-batch has: it counts the items."""

@@ -46,17 +46,19 @@ _NOTHING: tuple[Tensors, list[int]] = (), []
 
 
 def _handed_on(value: str) -> Callable[..., Tensors]:
-    """Returns a method that removes and returns what `Stage._hand_on` kept, for the stage ``reader`` if several read
+    """Returns a method that removes and returns what `Stage._hand_on` kept, for the stages ``readers`` if several read
     it. It raises `BadModel` if a tensor was written in the meantime.
     """
 
-    def taken(self: "Stage", micros: Micros, reader: int | None = None) -> Tensors:
+    def taken(self: "Stage", micros: Micros, reader: int | None = None, *readers: int) -> Tensors:
         try:
             tensors, before = self._made.pop((value, micros, reader))
         except KeyError:  # it was made together with that of other micro-batches
             tensors, before = self._take_part(value, micros, reader)
         if [*map(VERSION, tensors)] != before:
             raise memory_was_written(self.number, "another stage", micros)
+        for other in readers:  # they get the same message; by the data some may not be there
+            tensors = taken(self, micros, other) or tensors
         return tensors
 
     return taken

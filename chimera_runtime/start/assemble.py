@@ -22,7 +22,7 @@ from chimera_runtime.errors import start as mistakes
 from chimera_runtime.errors.data import BATCH_SAMPLER_NEEDS_NUMBERS, input_is_missing, order_of_iterable
 from chimera_runtime.errors.start import backward_is_bent, forward_writes_parameter, stages_are_in_evaluation_mode
 from chimera_runtime.lane.absence_lane import AbsenceLane, at_times
-from chimera_runtime.lane.lane import Incoming, Lane, LaneComponents, Load, Outgoing
+from chimera_runtime.lane.lane import Incoming, Lane, LaneComponents, Load, Outgoing, shared
 from chimera_runtime.lane.profiler_ranges import ranged, ranges_on
 from chimera_runtime.lane.stream_lane import Driver, StreamLane, UpdateRange
 from chimera_runtime.model.model import Model, label
@@ -231,11 +231,11 @@ def components_of(context: RankContext, stages: Mapping[int, Stage]) -> LaneComp
     """Returns the components of this rank's lane; with ``context.ranges`` they are wrapped for a profiler."""
     world, job, facts = context.world, context.world.job, context.facts
 
-    def incoming(route: Route) -> Incoming:
+    def incoming(route: Route) -> Any:
         value = job.value_of(route)
         of_makers = getattr(stages[route.target], VALUES[value].slots)
         slots = of_makers[job.makers(value, route.target).index(route.source)]
-        return Incoming(world.peer(route.worker), route, job, slots)
+        return shared(Incoming(world.peer(route.worker), route, job, slots), route, job, stages)
 
     load_input, load_target = loads(context.source, job, world.device, context.absence)
     components = LaneComponents(

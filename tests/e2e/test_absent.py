@@ -15,13 +15,17 @@ LOOPS = [
     f"loop{copies}{asked}" for copies in ("", " in two copies") for asked in ("", " counts varying", " sharded wide")
 ]
 REHEARSED = ("a chain", "two encoders", "a decoder")
-TRAINING = {"a chain", "a head", "encoders", "a head of the image", "in two copies"}
+TRAINING = {"a chain", "a head", "encoders", "a head of the image", "one of two on a worker", "in two copies"}
 
 CHAIN = Graph({"image": 2, "text": 2}, [Edge(1, 2)])
 WITH_HEAD = Graph(
     {"image": 1, "sound": 1, "text": 1, "head": 1}, [Edge(0, 2), Edge(1, 2), Edge(0, 3)], sources="image sound"
 )
 DECODER = Graph({"encoder": 2, "decoder": 2}, [Edge(1, 2), Edge(1, 3)])
+ON_ONE = Graph(
+    {"image": 1, "sound": 3, "text": 1}, [Edge(0, 3), Edge(0, 4), Edge(3, 4)], [[0, 1, 2, 3, 3]], sources="image sound"
+)
+"""A stage of ``sound`` and one of ``text`` read the image on one worker."""
 THIRD = {"image": [2, 5]}
 BOTH = {"image": [2, 3, 5], "sound": [1, 3, 4]}
 
@@ -30,6 +34,7 @@ BY_TEXT: dict[str, tuple[Graph, dict[str, Any]]] = {
     "two encoders": (TWO_ENCODERS, {"absent": BOTH}),
     "a decoder": (DECODER, {"absent": {"encoder": [0, 4]}}),
     "a head": (WITH_HEAD, {"absent": {"image": [1, 2], "head": [1, 2]}}),
+    "readers on one worker": (ON_ONE, {"absent": {"sound": [0, 3, 4]}}),
     "recomputed": (CHAIN, {"absent": THIRD, "recompute": [0, 2]}),
     "recomputed encoders": (TWO_ENCODERS, {"absent": BOTH, "recompute": [0, 2]}),
     "split": (TWO_ENCODERS, {"absent": BOTH, "split": [0, 1, 2, 3]}),
@@ -47,6 +52,7 @@ BY_TEXT: dict[str, tuple[Graph, dict[str, Any]]] = {
 BY_DATA: dict[str, tuple[Graph, dict[str, Any]]] = {
     "encoders": (TWO_ENCODERS, {}),
     "a head of the image": (WITH_HEAD, {}),
+    "one of two on a worker": (ON_ONE, {}),
     "again": (TWO_ENCODERS, {"recompute": [0, 2]}),
     "halves": (TWO_ENCODERS, {"split": [0, 1, 2, 3]}),
     "cut": (TWO_ENCODERS, {"lengths": [1, 1, 1]}),
@@ -95,7 +101,7 @@ def jobs(folder: Path) -> Iterator[Job]:
     loops = {"loop": TWO_ENCODERS, "loop in two copies": TWO_ENCODERS._replace(on=ON_TWO)}
     for name, graph in loops.items():
         directory = written(folder, name, graph, 6)
-        for asked in ("", "counts", "sharded wide"):
+        for asked in ("", "counts varying", "sharded wide"):
             words = (str(directory), str(folder / f"{name} {asked}"), *asked.split())
             yield Job(f"{name} {asked}".strip(), LOOP, words, model=None)
 

@@ -39,7 +39,16 @@ TWO_ENCODERS = Graph(
 DECODER = Graph({"encoder": 2, "decoder": 2}, [Edge(1, 2), Edge(1, 3)])
 HEADS = Graph({"text": 3, "head": 1}, [Edge(1, 3)], sinks="text head")
 NET = Graph({"net": 8}, [Edge(0, 7), Edge(1, 6), Edge(2, 5)], [[0, 1, 2, 3, 3, 2, 1, 0]])
-GRAPHS = {"two encoders": TWO_ENCODERS, "encoder and decoder": DECODER, "heads": HEADS, "u-net": NET}
+ON_ONE = Graph({"encoder": 2, "decoder": 3}, [Edge(1, 2), Edge(1, 3), Edge(1, 4)], [[0, 1, 2, 3, 2]])
+"""Two of three stages that read the activations of the encoder are on one worker, which gets them once."""
+
+GRAPHS = {
+    "two encoders": TWO_ENCODERS,
+    "encoder and decoder": DECODER,
+    "heads": HEADS,
+    "u-net": NET,
+    "readers on one worker": ON_ONE,
+}
 
 BOTH_WAYS: list[list[int]] = [[0, 1, 2, 3], [3, 2, 1, 0]]
 ON_TWO: list[list[int]] = [[0, 1, 1, 0]]
@@ -56,6 +65,12 @@ VARIANTS: dict[str, tuple[Graph, dict[str, Any]]] = {
     "blocks of a decoder, split": (DECODER, {"together": [1, 4, 2, 1], "split": [0, 1, 2, 3]}),
     "blocks of a net": (NET, {"together": [1, 1, 2, 2, 2, 4, 4, 1]}),
     "blocks both ways": (HEADS._replace(on=BOTH_WAYS), {"together": [2, 1, 2, 2]}),
+    "blocks of readers on one worker": (ON_ONE, {"together": [2, 4, 2, 1, 1]}),
+    "readers on one worker recompute": (ON_ONE, {"together": 2, "recompute": [1, 2, 4]}),
+    "readers on one worker, split": (ON_ONE, {"split": [0, 2, 4]}),
+    "a frozen reader beside another": (ON_ONE, {"frozen": [0, 1, 2]}),
+    "readers on one worker, both ways": (ON_ONE._replace(on=[[0, 1, 2, 3, 2], [3, 2, 1, 0, 0]]), {}),
+    "slices of readers on one worker": (ON_ONE, {"lengths": [1, 1, 1]}),
     "recomputing encoders": (TWO_ENCODERS, {"recompute": [0, 2]}),
     "recomputing decoder": (DECODER, {"recompute": [1, 3]}),
     "split": (TWO_ENCODERS, {"split": [1, 2, 3]}),

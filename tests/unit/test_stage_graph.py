@@ -4,6 +4,7 @@ Here two stages feed a third, as two encoders feed a decoder.
 """
 
 from dataclasses import replace
+from itertools import chain
 
 import pytest
 
@@ -34,6 +35,7 @@ HEADER = Header("two_into_one", (), 3, 3, 1, PIPES, named=GROUPS, feeds=(Feed(FI
 SCHEDULE = Schedule(
     HEADER, tuple((operation(FORWARD, stage), operation(BACKWARD, stage)) for stage in (FIRST, SECOND, LAST))
 )
+FROM_FIRST = (Feed(FIRST, SECOND), Feed(FIRST, LAST))
 NUMBERS = {part: number for number, part in enumerate(operation for lane in SCHEDULE.lanes for operation in lane)}
 
 
@@ -54,9 +56,9 @@ def test_the_header_names_the_readers_and_the_makers_of_a_value(
 
 
 def test_without_edges_the_stages_are_a_chain() -> None:
-    chain = Header("chain", (), 3, 3, 1, PIPES)
-    assert chain.fed == ((SECOND,), (LAST,), ())
-    assert chain.feeding == ((), (FIRST,), (SECOND,))
+    header = Header("chain", (), 3, 3, 1, PIPES)
+    assert header.fed == ((SECOND,), (LAST,), ())
+    assert header.feeding == ((), (FIRST,), (SECOND,))
 
 
 @pytest.mark.parametrize(
@@ -103,6 +105,24 @@ def test_a_value_crosses_to_each_of_its_readers() -> None:
         (Message((MICRO,), LAST, SECOND, GRADIENTS), 1),
     ]
     assert {message.edge for message, _ in sent} == {*HEADER.edges}
+
+
+def test_activations_go_once_to_each_worker_and_gradients_come_from_each_stage() -> None:
+    on_one = replace(HEADER, pipes=(Pipe("down", (Worker(0), Worker(1), Worker(1)), (MICRO,)),), feeds=FROM_FIRST)
+    first, second, last = ((operation(FORWARD, stage), operation(BACKWARD, stage)) for stage in range(3))
+    lanes = (first, (second[0], last[0], last[1], second[1]))
+    sent = [
+        message
+        for worker, lane in enumerate(lanes)
+        for _, message, _ in crossing(on_one, Worker(worker), enumerate(lane), Blocks())
+    ]
+    assert sent == [
+        Message((MICRO,), FIRST, SECOND, ACTIVATIONS),
+        Message((MICRO,), LAST, FIRST, GRADIENTS),
+        Message((MICRO,), SECOND, FIRST, GRADIENTS),
+    ]
+    flow = Flow(on_one, chain.from_iterable(map(enumerate, lanes)))
+    assert (flow.consumer(sent[0]), flow.last_use(sent[0])) == (0, 3)
 
 
 def test_the_graph_says_which_value_an_edge_is_about() -> None:

@@ -220,6 +220,15 @@ class PartOfMessage(UnknownMessage):
     whole: str
 
 
+class SentOnce(UnknownMessage):
+    title = _STRAY + "stage {target} reads what `{first}` brings to stage {stage}, which is on worker {holder} as well"
+    help = "remove the line: a value goes once to each worker"
+    first: str
+    stage: str
+    target: str
+    holder: int
+
+
 class MessageElsewhere(UnknownMessage):
     title = _STRAY + "worker {peer} {verb} it"
     peer: int
