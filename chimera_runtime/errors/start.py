@@ -290,8 +290,8 @@ loss_of_another_has_state = Misuse.worded(
     "last one, {last}, may have any. Put those of the others into their stages"
 )
 count_is_known_too_late = Misuse.worded(
-    "the loss of {name} returns a sum and a count, and other stages compute a loss as well: a stage before both gets the "
-    "sum of their gradients, which is not right for a count that is known afterwards. Let the loss of {name} be a "
+    "the loss of {name} returns a sum and a count, and other stages compute a loss as well: a stage before both gets "
+    "the sum of their gradients, which is not right for a count that is known afterwards. Let the loss of {name} be a "
     "CountedLoss, whose count is a function of the target, or the mean over its micro-batch"
 )
 several_means_of_unequal_slices = Misuse.worded(

@@ -444,7 +444,9 @@ class LossOutput:
             raise BadModel(mistakes.LOSS_HAS_NO_GRADIENT)
         self._with_graph.discard(update)
         reports = {self.name: (total, items)} if self.name and items else {}
-        return Tally(total if self.factors is None else total * self.factors[self.stage], counted_items, reports=reports)
+        return Tally(
+            total if self.factors is None else total * self.factors[self.stage], counted_items, reports=reports
+        )
 
 
 StageOutput = SendOutput | LossOutput

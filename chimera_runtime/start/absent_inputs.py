@@ -5,6 +5,7 @@ it has no input for them, and the counts by which several losses are divided.
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import product
 from typing import Any
 
 import torch
@@ -81,15 +82,15 @@ def agree_on_counts(context: RankContext, update: int, rounds: Sequence[Sequence
     numbers = [of_copy[-1].stop for of_copy in rounds]
     counts = torch.zeros(control.place.copies, max(numbers) * job.parts, len(sinks), dtype=torch.float64)
     for each in rounds[control.place.copy] if numbers[control.place.copy] else ():
-        facts = programs[each.number][1]
+        program, facts = programs[each.number]
         if isinstance(source, Feed):
             source.start = each.start
-        if absence is not None:
-            absence.start = each.start * job.parts
-        for micro in (micro * job.parts + part for micro in spread(facts.targets) for part in range(job.parts)):
-            target, here = source.target(update, micro), counts[control.place.copy, each.start * job.parts + micro]
+        for whole, part in product(spread(facts.targets), range(job.parts)):
+            micro, number = whole * job.parts + part, each.start + whole
+            lacking = absence.by_data[number] if absence is not None and absence.by_data else ()
+            target, here = source.target(update, micro), counts[control.place.copy, number * job.parts + part]
             for place, stage in enumerate(sinks):
-                if stage in facts.stages and (absence is None or absence.has(micro, stage)):
+                if stage in facts.stages and stage not in lacking and not program.leaves_out(micro, stage):
                     here[place] = count_of(context.counts[stage], job.of_end(target, stage, job.sinks))
     # Pipes may share the targets of a micro-batch: what several ranks have counted is the same.
     control.reduce(counts, "for the counts of losses", dist.ReduceOp.MAX)

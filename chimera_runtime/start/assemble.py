@@ -46,7 +46,7 @@ from chimera_runtime.start.inventory import compare_stages
 from chimera_runtime.start.probe import ProbeResult, memory_report, probe_stages
 from chimera_runtime.values.boundary import Keywords, Traits, keyword_names
 from chimera_runtime.values.last_stage import modules_in
-from chimera_runtime.values.losses import Count, loss_name
+from chimera_runtime.values.losses import Count, CountedLoss, loss_name
 from chimera_runtime.values.nested import generators_kept, to_device
 
 # Loaders of a pipeline, and which parts of a mini-batch each worker uses: a rank loads no other parts.

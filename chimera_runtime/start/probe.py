@@ -326,7 +326,9 @@ class _Probe:
             counts = [probed.count for probed in self._probed[stage] if probed.count is not None]
             return sum(counts) / len(counts) if counts else None
 
-        of_sinks = {stage: self.chain.of_stage("count", stage, partial(mean, stage)) for stage in job.sinks}
+        of_sinks: dict[int, float | None] = {
+            stage: self.chain.of_stage("count", stage, partial(mean, stage)) for stage in job.sinks
+        }
         if len(of_sinks) == 1:
             (count,) = of_sinks.values()
             if job.lengths and count is None:
