@@ -298,10 +298,6 @@ several_means_of_unequal_slices = Misuse.worded(
     "the loss of {name} returns a mean, and slices have unequal lengths: let it be a CountedLoss, a sum over the slice "
     "and the count of the target"
 )
-counts_without_flush = Misuse.worded(
-    "the loss of {name} is a CountedLoss beside losses of other stages, whose counts are added up before an update "
-    "begins, and {scheme} has no flush: updates overlap there. Let it return the mean over its micro-batch"
-)
 frozen_stage_is_trained = Misuse.worded(
     "stage {stage} is frozen in {scheme}, and its module has parameters with requires_grad: {names:first 3}. Call "
     "requires_grad_(False) where the stage is made, or take the stage out of the scheme's line `frozen`"

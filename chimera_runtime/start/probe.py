@@ -340,8 +340,6 @@ class _Probe:
                 raise mistakes.several_means_of_unequal_slices(name=name)
             if count is not None and not isinstance(self.model.of_sink(name).loss, CountedLoss):
                 raise mistakes.count_is_known_too_late(name=name)
-            if count is not None and job.period:
-                raise mistakes.counts_without_flush(name=name, scheme=job.name)
         return None
 
     def bent(self) -> tuple[int, ...]:

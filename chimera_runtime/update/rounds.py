@@ -68,6 +68,10 @@ class SumsAlone:
         """Returns a weight group, as `Lane.tie`."""
         return SumsAlone(self._part.tie(*stages))
 
+    def __iter__(self) -> Iterator[Any]:
+        """Yields none of the values that a call would return: scripts of graphs put those of several together."""
+        return iter(())
+
     def __getattr__(self, name: str) -> Callable[..., Any]:
         is_made = name in ("all_reduce", "wait_all_reduce", "step")
         return getattr(self._part, name) if is_made else self._nothing

@@ -37,9 +37,9 @@ feeds image[0] -> head[0]
 workers 2
 pipe down {
   stages image[i in 0..1] on 0
-  stages sound[i in 0..1] on 1
-  stages text[i in 0..1] on 1
-  stages head[i in 0..1] on 0
+  stages sound[s in 0..1] on 1
+  stages text[t in 0..1] on 1
+  stages head[h in 0..1] on 0
   micros m in 0..N
   F(m, image[0]) prefer m
   F(m, sound[0]) prefer m

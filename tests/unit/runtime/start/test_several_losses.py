@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 import chimera_ir
-from chimera_runtime import Pipeline
-from chimera_runtime.errors import Misuse
+from chimera_runtime import CountedLoss, Pipeline
+from chimera_runtime.errors import BadModel, Misuse, ModelError
 from tests.graphs import Edge, plan
 
 WIDTH, SIZE, MICRO_BATCHES = 3, 2, 2
@@ -30,6 +30,10 @@ class Scale(nn.Module):
 
 def mean(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     return (output - target).square().mean()
+
+
+def total(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return (output - target).square().sum()
 
 
 def counted(output: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, int]:
@@ -60,9 +64,10 @@ def data(count: int = SIZE) -> tuple[torch.Tensor, Any]:
     [
         ({"text": mean}, r"functions for text, and the stages of graph\(\) that feed no other are text, head:"),
         ({"text": mean, "head": mean, "x": mean}, "loss has functions for text, head, x, and"),
-        (counted, "several stages compute a loss, so each loss must be the mean over its micro-batch"),
-        ({"text": counted, "head": mean}, "several stages compute a loss, so each loss must be the mean"),
-        ({"text": mean, "head": counted}, "several stages compute a loss, so each loss must be the mean"),
+        (counted, "the loss of text returns a sum and a count, .* Let the loss of text be a CountedLoss"),
+        ({"text": counted, "head": mean}, "the loss of text returns a sum and a count, and other stages"),
+        ({"text": mean, "head": counted}, "the loss of head returns a sum and a count, and other stages"),
+        ({"text": CountedLoss(total, len), "head": counted}, "the loss of head returns a sum and a count"),
         (
             {"text": Scale(), "head": mean},
             "the loss of text is a module with parameters or buffers: .*, head, may have",
@@ -108,3 +113,37 @@ def test_a_target_that_is_no_dict_of_all_names_goes_whole_to_each(opened: Opened
     first, text, head = (build(stage, 3) for stage in range(3))
     losses = [mean(module(first(x)), targets["text"]).item() for module in (text, head)]
     assert outcome.loss == pytest.approx(sum(losses))
+
+
+@pytest.mark.parametrize("count", [-3, float("nan"), float("inf")])
+def test_a_count_that_is_none_stops_before_the_update(opened: Opened, directory: Path, count: float) -> None:
+    wrong: list[float] = []
+    loss = {"text": CountedLoss(total, lambda target: sum(wrong, len(target))), "head": mean}
+    pipe = opened(Pipeline, directory, build, loss, data())
+    wrong.append(count)
+    with pytest.raises(BadModel, match=r"stage text\[1\]: the counts .* return \(sum, count\) with a count"):
+        pipe.step(data(SIZE * MICRO_BATCHES))
+    assert all(parameter.grad is None for parameter in pipe.parameters())
+
+
+def test_a_function_of_counts_that_fails_is_the_users_code(opened: Opened, directory: Path) -> None:
+    def count(_target: torch.Tensor) -> int:
+        if failing:
+            raise ValueError("no such target")
+        return SIZE
+
+    failing: list[int] = []
+    pipe = opened(Pipeline, directory, build, {"text": CountedLoss(total, count), "head": mean}, data())
+    failing.append(1)
+    with pytest.raises(ModelError, match="the count of a loss"):
+        pipe.step(data(SIZE * MICRO_BATCHES))
+
+
+def test_means_of_unequal_slices_are_refused(opened: Opened, tmp_path: Path) -> None:
+    text = plan({"text": 2, "head": 1}, [Edge(0, 2)], MICRO_BATCHES, [[0, 0, 0]], lengths=(2, 1))
+    (tmp_path / "heads.sir").write_text(text)
+    chimera_ir.compile(tmp_path / "heads.sir").write(tmp_path / "out")
+    x, y, z = torch.randn(3, SIZE, 3, WIDTH, dtype=torch.float64)
+    loss = {"text": CountedLoss(total, torch.numel), "head": mean}
+    with pytest.raises(Misuse, match="the loss of head returns a mean, and slices have unequal lengths"):
+        opened(Pipeline, tmp_path / "out", build, loss, (x, {"text": y, "head": z}))

@@ -88,6 +88,7 @@ def test_a_round_without_micro_batches_makes_the_sums_of_a_script_in_its_order()
         for micro in range(4):
             received.irecv(micro, into=0)
             first.forward(micro, received.take(micro), lane.target(micro))
+            first.backward(micro, (*received.take(micro), *first.input_gradients(micro)))  # as of a graph
         shared.all_reduce()
         first.all_reduce()
         for group in (first, shared):
