@@ -88,6 +88,8 @@ VARIANTS: dict[str, tuple[Graph, dict[str, Any]]] = {
     "slices of heads": (HEADS, {"lengths": [1, 1], "recompute": [1]}),
     "counts": (TWO_ENCODERS, {}),
     "counts of a decoder": (DECODER, {"recompute": [1]}),
+    "losses with counts": (HEADS._replace(on=ON_TWO), {}),
+    "losses with counts of unequal slices": (HEADS, {"lengths": [3, 2, 1]}),
     "ties": (TWO_ENCODERS, {"tied": [0, 3]}),
     "ties of a decoder": (DECODER, {"tied": [1, 2]}),
     "two copies": (TWO_ENCODERS._replace(on=ON_TWO), {}),
@@ -137,6 +139,7 @@ def jobs(folder: Path) -> Iterator[Job]:
         further = {"PLAIN": "1"} if "together" in asked else {}
         further |= {"SEQUENCE": "6", "PLAIN": "1"} if "lengths" in asked else {}
         further |= {"COUNTS": "1"} if "counts" in name or "unequal" in name else {}
+        further |= {"LOSSES": "1"} if "losses" in name else {}
         further |= {"TIED": " ".join(map(str, asked["tied"]))} if "tied" in asked else {}
         environment = graph.environment(asked.get("frozen", ()), **further)
         yield Job(name, directory, CHECK, "graphs.py", environment)

@@ -1,7 +1,7 @@
 """Stages of a graph, which take several values and hand on tensors that only some stages use.
 
 Variables say what is asked for. SOURCES and SINKS name the groups that get an input and a target, if several do; LOSSES
-says that each sink has a loss of its own, COUNTS that the loss is a sum and a count. FROZEN lists stages that are not
+says that each sink has a loss of its own, COUNTS that each loss is a sum and a count. FROZEN lists stages that are not
 trained, LAST those that feed no other, TIED those that share weights, EDGES the edges of the model in one process.
 PLAIN stages hand on one tensor. Items are of WIDTH numbers, or with SEQUENCE of a sequence of these, in which stages
 look back. TOKENS lists stages that get an argument of their own beside, so that others may be None; LACKING says that a
@@ -12,6 +12,8 @@ import os
 
 import torch
 from torch import nn
+
+from chimera_runtime import CountedLoss
 
 ITEMS = 96
 SOURCES, SINKS = os.environ.get("SOURCES", "").split(), os.environ.get("SINKS", "").split()
@@ -90,6 +92,10 @@ def distance(output, target):
     return (output - target).abs().mean()
 
 
+def summed(output, target):
+    return (output - target).square().sum()
+
+
 class Whole(nn.Module):
     """The whole model in one module, which walks the EDGES."""
 
@@ -119,7 +125,9 @@ if "EDGES" in os.environ:
         return Whole([(int(source), int(target), name) for source, target, name in edges])
 
 
-loss = dict(zip(SINKS, (error, distance), strict=False)) if "LOSSES" in os.environ else error
+counted = CountedLoss(summed, torch.numel)
+losses = (counted, counted) if "COUNTS" in os.environ else (error, distance)
+loss = dict(zip(SINKS, losses, strict=False)) if "LOSSES" in os.environ else error
 
 
 class Items(torch.utils.data.Dataset):

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 import chimera_ir
-from chimera_runtime import CountedLoss, Pipeline
-from chimera_runtime.errors import BadModel, Misuse, ModelError
+from chimera_runtime import CountedLoss, ModelError, Pipeline
+from chimera_runtime.errors import BadModel, Misuse
 from tests.graphs import Edge, plan
 
 WIDTH, SIZE, MICRO_BATCHES = 3, 2, 2
