@@ -247,6 +247,10 @@ loss_takes_a_keyword = Misuse.worded(
     "loss has a parameter {name}, but keyword arguments are for stages and loss(output, target) gets none: put what "
     "the loss needs into the target, or give Pipeline a loss with two parameters"
 )
+count_of_target_is_impossible = BadModel.worded(
+    "stage {stage}: the count of a target of this update, by the CountedLoss of the stage, is negative or not finite; "
+    "return 0 or more"
+)
 count_is_impossible = BadModel.worded(
     "stage {stage}: the counts that loss returned for an update add up to {count:g}; return (sum, count) with a count "
     "of 0 or more"

@@ -15,7 +15,7 @@ from chimera_runtime.blame import UserCode
 from chimera_runtime.data.feed import Feed
 from chimera_runtime.errors import FAILED
 from chimera_runtime.errors import data as mistakes
-from chimera_runtime.errors.stage import count_is_impossible
+from chimera_runtime.errors.stage import count_of_target_is_impossible
 from chimera_runtime.program.job import Job
 from chimera_runtime.program.numbering import Round
 from chimera_runtime.program.rank_facts import RankFacts, spread
@@ -70,7 +70,7 @@ def agree_on_counts(context: RankContext, update: int, rounds: Sequence[Sequence
     """Adds up the counts of the losses of an update, where several stages compute one, for `RankContext.loss_factors`.
     Every rank calls it before the update, after `agree_on_absence`, whose ``rounds`` these are.
 
-    A micro-batch that lacks the stage of a loss counts 0 for it. Raises `BadModel`, on all ranks, if a sum of counts is
+    A micro-batch that lacks the stage of a loss counts 0 for it. Raises `BadModel`, on all ranks, if a count is
     negative or not finite.
     """
     job, absence, source = context.world.job, context.absence, context.source
@@ -95,8 +95,8 @@ def agree_on_counts(context: RankContext, update: int, rounds: Sequence[Sequence
     # Pipes may share the targets of a micro-batch: what several ranks have counted is the same.
     control.reduce(counts, "for the counts of losses", dist.ReduceOp.MAX)
     for stage, count in zip(sinks, counts.sum((0, 1)).tolist(), strict=True):
-        if not 0 <= count < math.inf:
-            raise count_is_impossible(stage=job.stage_name(stage), count=count)
+        if count == math.inf:
+            raise count_of_target_is_impossible(stage=job.stage_name(stage))
         context.loss_factors[stage] = sum(numbers) * job.parts / count if count else 0.0
 
 
