@@ -305,18 +305,18 @@ function drawMoves(sight, row, { plan, run, schedule: { events, moves } }) {
  * @param {Row} row
  * @param {Played} played
  */
-function drawSums(sight, row, { plan, run, schedule: { sums, events } }) {
+function drawSums(sight, row, { plan, run, schedule: { sums } }) {
   const { context, theme, scale } = sight;
   const y = yOf(sight, row);
   context.fillStyle = theme.sum;
-  for (const launch of listOf(plan.launches, row.index)) {
-    const x = xOf(sight, run.end[launch]);
+  for (const place of listOf(plan.launches, row.index)) {
+    const x = xOf(sight, run.end[sums.launches[place]]);
     context.beginPath();
     context.moveTo(x, y + 1);
     context.lineTo(x + 4, y + row.height);
     context.lineTo(x - 4, y + row.height);
     context.fill();
-    const event = sums.event[events.subject[launch]];
-    if (event >= 0) context.fillRect(xOf(sight, run.start[event]), y + 2, run.length[event] * scale, row.height - 3);
+    const event = sums.event[plan.sumOf[place]];
+    context.fillRect(xOf(sight, run.start[event]), y + 2, run.length[event] * scale, row.height - 3);
   }
 }

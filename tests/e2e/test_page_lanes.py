@@ -16,8 +16,10 @@ from tests.pages import DOCS, SMALL
 
 pytestmark = [needs_browser]
 
-CRITICAL, WAITS, DIFFERENCE = [0xD8, 0x00, 0x1F], [0x00, 0x72, 0xB2], [0xA3, 0x00, 0x6D]
-"""Colours of a light page: of mistakes and the critical path, of what an operation waits for, of differences."""
+CRITICAL, WAITS, DIFFERENCE, SUM = [0xD8, 0x00, 0x1F], [0x00, 0x72, 0xB2], [0xA3, 0x00, 0x6D], [0x8A, 0x7F, 0x72]
+"""Colours of a light page: of mistakes and the critical path, of what an operation waits for, of differences, of sums
+of gradients.
+"""
 
 EXAMPLES = DOCS / "examples"
 
@@ -163,6 +165,16 @@ def test_what_an_operation_waits_for_is_drawn_and_can_be_followed(pages: Mapping
         assert selected(opened) == "F m0 s1 on P1"
         opened.page.locator("#details").get_by_role("button", name="F m0 s0 on P0").click()
         assert selected(opened) == "F m0 s0 on P0"
+
+
+def test_a_sum_that_takes_time_is_a_bar_below_the_lanes_of_its_members(pages: Mapping[str, Path], browser: Any) -> None:
+    with tab(browser) as opened:
+        opened.open(pages["texts"])
+        launches = pixels_of(opened, SUM)
+        opened.page.get_by_label("sum of gradients, as a number").fill("4")
+        opened.page.keyboard.press("Tab")
+        assert pixels_of(opened, SUM) > 20 * launches > 0
+        assert opened.mistakes() == []
 
 
 def test_zooming_keeps_the_names_of_lanes_and_the_axis(pages: Mapping[str, Path], browser: Any) -> None:
