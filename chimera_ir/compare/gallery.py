@@ -219,7 +219,7 @@ def heading(gallery: Gallery) -> str:
 
 
 def _table(gallery: Gallery) -> Table:
-    return tabled(("scheme", "size"), [_cells(row, gallery.header.stages) for row in gallery.rows], words=2)
+    return tabled(("scheme", "size"), [_cells(row, gallery.header.stages) for row in gallery.rows], names=1, words=2)
 
 
 def _cells(row: ScheduleRow, stages: int) -> tuple[Sequence[str], Mapping[str, str]]:
