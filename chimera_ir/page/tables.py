@@ -13,7 +13,7 @@ from chimera_ir.cost.report import Figures
 from chimera_ir.flow import live
 from chimera_ir.ir.kinds import KEPT, ON_HOST_UNITS, ON_WORKER, Counted
 from chimera_ir.ir.levels import Header, Program, Quantity
-from chimera_ir.ir.ops import NOWHERE, Compute, Operation, Stage, WaitMove, Worker
+from chimera_ir.ir.ops import NOWHERE, Compute, Micro, Operation, Stage, WaitMove, Worker
 from chimera_ir.ir.streams import ProgramStream
 from chimera_ir.ir.text.printer import line
 from chimera_ir.ir.turns import in_turn
@@ -267,6 +267,7 @@ class PageDocument:
     texts: Sequence[SourceText]
     mistake: ShownMistake | None = None
     matches: Column | None = None
+    matched_by: Column | None = None
     trace: object = None
     format: int = 1
 
@@ -305,14 +306,33 @@ def rows(lanes: Iterable[Iterable[Operation]]) -> list[OperationRow]:
     ]
 
 
-def matches(rows: Iterable[OperationRow], others: Iterable[OperationRow]) -> list[int]:
-    """The index in ``others`` of the row with the same kind, micro-batches and stage, for each of ``rows``; else -1."""
+def matches(rows: Sequence[OperationRow], others: Sequence[OperationRow]) -> list[int]:
+    """The index in ``others`` of the row with the same kind, micro-batches and stage, for each of ``rows``; else -1.
+
+    A half of a backward that is whole in ``others`` has that one's index, and a whole backward that of its first half.
+    """
     numbers = {_work_key(row.operation): number for number, row in enumerate(others)}
-    return [numbers.get(_work_key(row.operation), -1) for row in rows]
+    same = {_work_key(row.operation) for row in rows}
+    backwards = {
+        key[1:]: numbers[key]
+        for key in (_work_key(row.operation) for row in reversed(others) if _is_backward(row.operation))
+        if key not in same
+    }
+
+    def match(operation: Compute) -> int:
+        key = _work_key(operation)
+        return numbers.get(key, backwards.get(key[1:], -1) if _is_backward(operation) else -1)
+
+    return [match(row.operation) for row in rows]
 
 
-def _work_key(operation: Compute) -> tuple[object, ...]:
+def _work_key(operation: Compute) -> tuple[str, tuple[Micro, ...], Stage]:
     return operation.kind.letter, operation.micros, operation.stage
+
+
+def _is_backward(operation: Compute) -> bool:
+    """Whether it is a backward or a half of one."""
+    return KEPT in operation.kind.reads or operation.kind.sums
 
 
 class OperationTables(NamedTuple):

@@ -33,6 +33,8 @@ export class Chart {
     this.rows = [];
     /** @type {number | null} */
     this.pointed = null; // time under the pointer
+    /** @type {(() => void)[]} */
+    this.hearers = [];
     this.pending = false;
     this.printing = false;
     this.share = 1; // of how many messages one is drawn
@@ -136,11 +138,13 @@ export class Chart {
     context.restore();
     drawNames(sight, this.rows, all);
     drawAxis(sight, all, this.printing ? null : this.pointed);
-    this.drawn();
+    for (const hear of this.hearers) hear();
   }
 
-  /** Is called when all is drawn. */
-  drawn() {}
+  /** @param {() => void} hear is called whenever all is drawn */
+  whenDrawn(hear) {
+    this.hearers.push(hear);
+  }
 
   /**
    * @param {Sight} sight

@@ -66,11 +66,12 @@ function show(page) {
  */
 function showHint(chart, line) {
   const keys = "Drag to move. Zoom with the buttons, two fingers, Ctrl and the wheel, or + and −.";
-  chart.drawn = () => {
+  const update = () => {
     const words = chart.share > 1 ? `Too many messages to draw all: one of ${chart.share} on each link is drawn; closer there are more. ${keys}` : keys;
     if (line.textContent !== words) line.textContent = words;
   };
-  chart.drawn();
+  chart.whenDrawn(update);
+  update();
 }
 
 /**

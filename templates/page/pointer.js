@@ -16,6 +16,26 @@ export function connectPointer(chart, tip) {
   /** @type {Map<number, { x: number, y: number }>} */
   const held = new Map();
   let moved = 0;
+  /** @type {{ event: MouseEvent, seen: string } | null} */
+  let pointed = null; // what the tip speaks of, and which part of the lanes was seen then
+
+  const seen = () => `${camera.from} ${camera.scale} ${scroller.scrollTop} ${canvas.getBoundingClientRect().top}`;
+  /** @param {MouseEvent} event */
+  const say = (event) => {
+    point(chart, tip, placeOf(event), event);
+    pointed = { event, seen: seen() };
+  };
+  const fallSilent = () => {
+    if (pointed === null) return;
+    pointed = chart.pointed = null;
+    tip.hidden = true;
+    store.change({ hovered: null });
+    chart.later();
+  };
+  // Wheels and keys move the lanes below a pointer that stays.
+  chart.whenDrawn(() => pointed !== null && !chart.printing && pointed.seen !== seen() && say(pointed.event));
+  addEventListener("scroll", (event) => event.target === document && fallSilent(), true);
+  addEventListener("pointerdown", fallSilent, true);
 
   /** @param {MouseEvent} event */
   const placeOf = (event) => {
@@ -33,7 +53,7 @@ export function connectPointer(chart, tip) {
     const now = placeOf(event);
     const last = held.get(event.pointerId);
     if (last === undefined) {
-      point(chart, tip, now, event);
+      say(event);
       return;
     }
     moved += Math.abs(now.x - last.x) + Math.abs(now.y - last.y);
@@ -45,22 +65,21 @@ export function connectPointer(chart, tip) {
       if (event.pointerType === "mouse") scroller.scrollTop += last.y - now.y;
       scroller.classList.add("moving");
     }
-    tip.hidden = true;
+    fallSilent();
     chart.later();
   });
   const release = (/** @type {PointerEvent} */ event) => {
     const was = held.delete(event.pointerId);
     if (held.size === 0) scroller.classList.remove("moving");
-    if (event.type === "pointerup" && was && held.size === 0 && moved <= STILL) choose(chart, placeOf(event));
+    if (event.type === "pointerup" && was && held.size === 0 && moved <= STILL) {
+      choose(chart, placeOf(event));
+      say(event);
+    }
   };
   canvas.addEventListener("pointerup", release);
   canvas.addEventListener("pointercancel", release);
-  canvas.addEventListener("pointerleave", () => {
-    tip.hidden = true;
-    chart.pointed = null;
-    store.change({ hovered: null });
-    chart.later();
-  });
+  // A finger leaves when it is lifted; what its tap says stays until the next touch.
+  canvas.addEventListener("pointerleave", (event) => event.pointerType === "mouse" && fallSilent());
   canvas.addEventListener("dblclick", (event) => {
     camera.zoom(event.shiftKey ? 2 : 0.5, chart.at(placeOf(event).x, 0).time);
     chart.later();
@@ -151,5 +170,6 @@ function point(chart, tip, place, event) {
   const box = tip.getBoundingClientRect();
   const right = event.clientX + 14 + box.width > innerWidth;
   tip.style.left = `${Math.max(4, right ? event.clientX - 14 - box.width : event.clientX + 14)}px`;
-  tip.style.top = `${Math.min(innerHeight - box.height - 4, event.clientY + 16)}px`;
+  const above = event instanceof PointerEvent && event.pointerType === "touch"; // the finger hides what is below
+  tip.style.top = `${above ? Math.max(4, event.clientY - 24 - box.height) : Math.min(innerHeight - box.height - 4, event.clientY + 16)}px`;
 }

@@ -24,7 +24,7 @@ export class Store {
         messages: false,
         memory: page.schedules.some((schedule) => schedule.memory.length > 0 && schedule.events.role.length > 0),
         links: false,
-        differences: page.schedules.length > 1,
+        differences: false,
         measured: page.trace !== null && page.trace.updates.length > 0,
       },
     };
@@ -105,14 +105,14 @@ export class Store {
   }
 
   playAll() {
-    const { schedules, matches } = this.page;
+    const { schedules, matches, matched_by: matchedBy } = this.page;
     this.all = schedules.map((schedule, number) => {
       const values = schedule.sliders.map(({ name, value }) => this.values.get(name) ?? value);
       return playedWith(schedule, values, this.keptIn(schedule), this.plans[number]);
     });
     const [first, second] = this.all;
-    const compared = matches !== null && second !== undefined && first.proven && second.proven;
-    this.differences = compared ? differences(matches, first.plan, first.run, second.plan, second.run) : null;
+    const compared = matches !== null && matchedBy !== null && second !== undefined && first.proven && second.proven;
+    this.differences = compared ? differences(matches, matchedBy, first.plan, first.run, second.plan, second.run) : null;
   }
 
   /**
@@ -136,10 +136,9 @@ export class Store {
    * @returns {Place | null}
    */
   matchOf({ schedule, operation }) {
-    const { matches, schedules } = this.page;
-    if (matches === null || schedules.length < 2) return null;
-    const other = schedule === 0 ? matches[operation] : Array.prototype.indexOf.call(matches, operation);
-    return other === undefined || other < 0 ? null : { schedule: 1 - schedule, operation: other };
+    const { matches, matched_by: matchedBy } = this.page;
+    const other = (schedule === 0 ? matches : matchedBy)?.[operation] ?? -1;
+    return other < 0 ? null : { schedule: 1 - schedule, operation: other };
   }
 
   /**

@@ -5,7 +5,7 @@ import { element, scrolled, table } from "./dom.js";
 import { CAUSES } from "./idle.js";
 import { amountText, countedText, differenceText, numberText, partOf, percent, signed, timeText } from "./numbers.js";
 import { idleLook, swatch } from "./theme.js";
-import { reason } from "./words.js";
+import { halvesText, reason } from "./words.js";
 
 /** Workers up to which each has a column. */
 const COLUMNS = 8;
@@ -42,7 +42,7 @@ export function showTables(chart, below) {
  * @param {import("./chart.js").Chart} chart
  * @returns {HTMLElement[]}
  */
-function summary({ store: { all, differences } }) {
+function summary({ store: { all, differences, page } }) {
   if (all.length < 2) return [];
   const [first, second] = all;
   const { unit } = first.schedule;
@@ -64,6 +64,8 @@ function summary({ store: { all, differences } }) {
     `${of(later)} at another time`,
     `${missing} only in the first, ${added.length} only in the second`,
   ];
+  const halves = halvesText(first, second, differences, page.matched_by ?? []);
+  if (halves !== "") words.push(halves);
   const notes = element("ul", { class: "notes" }, ...words.map((line) => element("li", {}, line)));
   return [...parts, element("h3", {}, `Of ${countedText(match.length, "operation")}`), notes];
 }

@@ -87,14 +87,38 @@ export function needText(played, need, after) {
  * @param {number} operation of the first schedule
  * @returns {string}
  */
-export function differenceWords(second, { match, moved, reordered, later }, operation) {
+export function differenceWords(second, { match, halved, moved, reordered, later }, operation) {
   const other = match[operation];
   if (other < 0) return "no such operation";
   const { operations, unit } = second.schedule;
-  const parts = [];
+  const parts = halved[operation] === 1 ? [`there ${operations.words[other]}`] : [];
   if (moved[operation] === 1) parts.push(`on P${operations.worker[other]}`);
   if (reordered[operation] === 1) parts.push("after another operation");
   const late = later[operation];
   if (late !== 0) parts.push(`starts ${timeText(unit, Math.abs(late))} ${late > 0 ? "later" : "earlier"}`);
   return parts.length === 0 ? "the same" : parts.join(", ");
+}
+
+/**
+ * Which kinds stand for which where one schedule splits backwards and the other does not; empty if none does.
+ * @param {Played} first
+ * @param {Played} second
+ * @param {import("./differences.js").Differences} differences
+ * @param {ArrayLike<number>} matchedBy per operation of the second schedule
+ * @returns {string}
+ */
+export function halvesText({ schedule: first }, { schedule: second }, { match, halved }, matchedBy) {
+  if (!halved.includes(1)) return "";
+  const kinds = [first, second].map(() => /** @type {Set<string>} */ (new Set()));
+  /** @param {number} operation @param {number} other */
+  const add = (operation, other) => {
+    const [mine, theirs] = [first.kinds[first.operations.kind[operation]], second.kinds[second.operations.kind[other]]];
+    if (mine.letter === theirs.letter) return;
+    kinds[0].add(mine.name);
+    kinds[1].add(theirs.name);
+  };
+  match.forEach((other, operation) => other >= 0 && add(operation, other));
+  Array.from(matchedBy).forEach((operation, other) => operation >= 0 && add(operation, other));
+  const [mine, theirs] = kinds.map((names) => [...names].join(" and "));
+  return `${first.name} has ${mine} where ${second.name} has ${theirs}; they are compared as the same operation`;
 }
