@@ -223,6 +223,7 @@ class ScheduleTables:
     looks: Sequence[Look]
     sliders: Sequence[Slider] = ()
     operations: OperationTable
+    clocks: Column | None = None
     events: EventTable = EventTable()
     messages: MessageTable = MessageTable()
     sums: SumTable = SumTable()

@@ -16,11 +16,13 @@ export function drawAxis(sight, all, pointed) {
   context.strokeStyle = theme.line;
   context.lineWidth = 1;
   line(context, left, top - 0.5, width, top - 0.5);
-  if (all.length === 0 || !all[0].proven) {
+  if (all.length === 0) return;
+  const { proven, schedule: { unit, clocks } } = all[0];
+  if (!proven && clocks === null) {
     drawText(sight, "operations in the order of their lanes; without a proof they have no times", left, 16, theme.muted);
     return;
   }
-  const unit = all[0].schedule.unit;
+  if (!proven) drawText(sight, "clock", left - 8, top - 15, theme.muted, "12px", left - 8, "right");
   const part = partOf(unit, Math.max(...all.map(({ run }) => run.span)));
   const step = roundStep(70 / scale / part.of) * part.of;
   const last = from + (width - left) / scale;

@@ -32,6 +32,7 @@ interface Schedule {
   looks: Look[];
   sliders: Slider[];
   operations: Operations;
+  clocks: Column | null; // per operation, of a text that is not proven; null where they have none, or times
   events: Events;
   messages: Messages;
   sums: Sums;

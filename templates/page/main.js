@@ -12,7 +12,7 @@ import { loadDocument } from "./read.js";
 import { showRecorded } from "./recorded.js";
 import { showSliders } from "./sliders.js";
 import { showStopped } from "./stopped.js";
-import { Store } from "./store.js";
+import { isChanged, Store } from "./store.js";
 import { showTables } from "./tables.js";
 import { Texts } from "./texts.js";
 import { showTools } from "./tools.js";
@@ -40,7 +40,7 @@ function show(page) {
   showSliders(store, sliders);
   showRecorded(chart, part("tools", HTMLElement), below, part("spoken", HTMLElement));
   showTables(chart, below);
-  showNotes(page, below);
+  showNotes(store, below);
   showFigures(store, part("figures", HTMLElement));
   connectPointer(chart, part("tip", HTMLElement));
   connectKeys(chart, dialog);
@@ -98,8 +98,7 @@ function showFigures(store, line) {
 function figuresOf({ schedule, update, bubbleRatio, plan, values }, all, measured) {
   const figure = (/** @type {string} */ name, /** @type {string} */ value) => element("span", {}, `${name} `, element("b", {}, value));
   const beside = all.length > 1 ? [element("span", {}, schedule.name)] : [];
-  const changed = values.some((value, slider) => value !== plan.values[slider]);
-  const before = changed ? [element("span", {}, `compiled: ${timeText(schedule.unit, schedule.facts.makespan)}`)] : [];
+  const before = isChanged(plan, values) ? [element("span", {}, `compiled: ${timeText(schedule.unit, schedule.facts.makespan)}`)] : [];
   const stream = schedule.turn === null ? "makespan" : "time of an update";
   const figures = [figure(stream, timeText(schedule.unit, update)), figure(measured === null ? "bubble ratio" : "bubble ratio, with steps", percent(bubbleRatio))];
   if (measured !== null) {
@@ -111,13 +110,20 @@ function figuresOf({ schedule, update, bubbleRatio, plan, values }, all, measure
 }
 
 /**
- * @param {PageDocument} page
+ * Adds what was said of the schedule as it was compiled; once a slider has moved, with a remark that this is so.
+ * @param {Store} store
  * @param {HTMLElement} below
  */
-function showNotes({ notes, trace }, below) {
+function showNotes(store, below) {
+  const { notes, trace } = store.page;
   if (notes.length === 0) return;
   const lines = notes.map((note) => element("li", {}, note));
-  below.append(element("section", {}, element("h2", {}, trace === null ? "What the compiler says" : "About the run"), element("ul", { class: "notes" }, ...lines)));
+  const words = "It speaks of the costs with which the schedule was compiled; lanes, figures and tables are those of the sliders.";
+  const remark = element("p", { class: "stale", role: "note" }, words);
+  below.append(element("section", {}, element("h2", {}, trace === null ? "What the compiler says" : "About the run"), remark, element("ul", { class: "notes" }, ...lines)));
+  const update = () => (remark.hidden = !store.isChanged);
+  store.listen((changed) => changed.has("played") && update());
+  update();
 }
 
 show(await loadDocument());

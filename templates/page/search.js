@@ -48,9 +48,10 @@ export function operationAt(played, worker, time, slack, lower) {
   const near = operationNear(played, worker, time);
   if (near === -1 || start[near] > time + slack || end[near] < time - slack) return -1;
   const { event, row } = played.schedule.operations;
-  const isOfPair = (/** @type {number} */ part) => part >= first[worker] && part < first[worker + 1] && event[part] === event[near];
+  const isBeside = (/** @type {number} */ part) => (event[near] < 0 ? start[part] === start[near] : event[part] === event[near]);
+  const isOfPair = (/** @type {number} */ part) => part >= first[worker] && part < first[worker + 1] && isBeside(part);
   const half = lower ? 2 : 1;
-  const parts = event[near] < 0 ? [] : [near - 1, near + 1].filter(isOfPair);
+  const parts = row[near] === 0 ? [] : [near - 1, near + 1].filter(isOfPair);
   return parts.find((part) => row[part] === half) ?? near;
 }
 

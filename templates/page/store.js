@@ -125,6 +125,11 @@ export class Store {
     return schedule.memory.find(({ unit, name }) => unit === chosen?.unit && name === chosen.name) ?? null;
   }
 
+  /** Whether a slider stands elsewhere than at first. */
+  get isChanged() {
+    return this.all.some(({ plan, values }) => isChanged(plan, values));
+  }
+
   /** @param {Set<Changed>} changed */
   tell(changed) {
     for (const listener of this.listeners) listener(changed);
@@ -152,4 +157,14 @@ export class Store {
     const lines = this.page.texts[line.text].line;
     return Uint8Array.from({ length: lines.length }, (_, operation) => Number(lines[operation] !== line.line));
   }
+}
+
+/**
+ * Whether these are other values than those with which the schedule was compiled.
+ * @param {import("./engine.js").Plan} plan
+ * @param {number[]} values one per slider
+ * @returns {boolean}
+ */
+export function isChanged(plan, values) {
+  return values.some((value, slider) => value !== plan.values[slider]);
 }

@@ -18,8 +18,8 @@ export function shortName({ schedule: { operations } }, operation) {
  * @param {number} operation
  * @returns {string}
  */
-export function whenText({ schedule: { unit }, start, end, proven }, operation) {
-  if (!proven) return "without a time: the text is not proven";
+export function whenText({ schedule: { unit, clocks }, start, end, proven }, operation) {
+  if (!proven) return `${clocks === null ? "without a time" : `on clock ${clocks[operation]}`}: the text is not proven`;
   return spanText(unit, start[operation], end[operation], "takes");
 }
 

@@ -137,10 +137,14 @@ def test_a_slider_gives_the_compilers_makespan(name: str, pages: Mapping[str, Pa
         opened.open(pages[name])
         before = figure(opened)
         assert float(before) == pytest.approx(float(CASES[name]().report.makespan), rel=1e-3)
+        remark = opened.page.get_by_text("It speaks of the costs with which the schedule was compiled")
+        assert not remark.is_visible()
         opened.page.locator("input#cost-F").fill("3")
         assert float(figure(opened)) == pytest.approx(float(costly.report.makespan), rel=1e-3)
+        assert remark.is_visible()
         opened.page.get_by_role("button", name="Reset").click()
         assert figure(opened) == before
+        assert not remark.is_visible()
 
 
 def test_keys_choose_operations_and_a_live_region_says_them(pages: Mapping[str, Path], browser: Any) -> None:
