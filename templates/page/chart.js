@@ -5,7 +5,7 @@ import { Camera } from "./camera.js";
 import { listOf } from "./engine.js";
 import { drawLane } from "./lanes.js";
 import { AXIS, rowAt, rowOf, rowsBetween, rowsOf, sheetsOf, xOf, yOf } from "./layout.js";
-import { drawCritical, drawMessages, drawNeeds, drawOutline } from "./lines.js";
+import { drawCritical, drawIdleChosen, drawMessages, drawNeeds, drawOutline } from "./lines.js";
 import { drawMarks } from "./marks.js";
 import { drawMistake } from "./mistake_lines.js";
 import { drawActivity } from "./recorded.js";
@@ -171,7 +171,8 @@ export class Chart {
    */
   drawChosen(sight) {
     const { all, state } = this.store;
-    const { selected, hovered } = state;
+    const { selected, hovered, idle } = state;
+    if (idle !== null) drawIdleChosen(sight, this.rows, all, idle);
     const needs = selected ?? hovered;
     if (needs !== null) drawNeeds(sight, this.rows, all, needs);
     for (const [place, width] of /** @type {[Place | null, number][]} */ ([[hovered, 1.5], [selected, 2.5]])) {

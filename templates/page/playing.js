@@ -42,7 +42,7 @@ export function playedWith(schedule, values, kept, plan = prepare(schedule)) {
   return {
     ...{ schedule, plan, values, run, proven, start, end, first, update, kept, memory },
     bubbleRatio: proven ? bubbleRatioOf(plan, run, update) : 0,
-    idle: proven ? idleTimes(plan, run) : { worker: [], start: [], end: [], cause: [], totals: [] },
+    idle: proven ? idleTimes(plan, run) : { worker: [], start: [], end: [], cause: [], wait: [], totals: [] },
     get critical() {
       return critical();
     },

@@ -127,7 +127,7 @@ function pinch({ camera, left }, last, now, other) {
  */
 function markUnder(chart, { x, y }) {
   const { row, time } = chart.at(x, y);
-  if (row === null) return { operation: null, text: "" };
+  if (row === null) return { operation: null, idle: null, text: "" };
   return markAt(chart.store, row, time, 3 / chart.camera.scale, isLower(chart, row, y));
 }
 
@@ -147,7 +147,8 @@ function isLower(chart, row, y) {
  */
 function choose(chart, place) {
   chart.scroller.focus({ preventScroll: true });
-  chart.store.change({ selected: markUnder(chart, place).operation, line: null });
+  const { operation, idle } = markUnder(chart, place);
+  chart.store.change({ selected: operation, idle, line: null });
 }
 
 /**

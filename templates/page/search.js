@@ -65,3 +65,16 @@ export function idleOfWorker({ worker: workers }, worker) {
   const low = firstAbove(workers, worker - 1, 0, workers.length);
   return [low, firstAbove(workers, worker, low, workers.length)];
 }
+
+/**
+ * The row of idle time of a worker at a time; -1 for none.
+ * @param {Boxes["idle"]} idle
+ * @param {number} worker
+ * @param {number} time
+ * @returns {number}
+ */
+export function idleAt(idle, worker, time) {
+  const [low, high] = idleOfWorker(idle, worker);
+  const at = firstAbove(idle.end, time, low, high);
+  return at === high || idle.start[at] > time ? -1 : at;
+}

@@ -17,7 +17,7 @@ export class Store {
     this.plans = page.schedules.map(prepare);
     /** @type {State} */
     this.state = {
-      ...{ selected: null, hovered: null, line: null, text: 0, unit: 0, dark, activity: null },
+      ...{ selected: null, hovered: null, idle: null, line: null, text: 0, unit: 0, dark, activity: null },
       update: page.trace?.typical ?? 0,
       shows: {
         critical: false,
@@ -48,6 +48,8 @@ export class Store {
 
   /** @param {Partial<State>} change */
   change(change) {
+    // An operation, a line, or a stretch of idle time is selected.
+    if (this.state.idle !== null && ("selected" in change || "line" in change)) change = { idle: null, ...change };
     /** @type {Set<Changed>} */
     const changed = new Set();
     for (const name of /** @type {(keyof State)[]} */ (Object.keys(change))) {
@@ -101,6 +103,7 @@ export class Store {
   setValues(values) {
     for (const [name, value] of values) this.values.set(name, value);
     this.playAll();
+    this.change({ idle: null });
     this.tell(new Set(["played"]));
   }
 

@@ -2,16 +2,15 @@
 
 import { underWay } from "./curves.js";
 import { listOf } from "./engine.js";
-import { CAUSES } from "./idle.js";
 import { amountText, countedText, spanText, timeText } from "./numbers.js";
 import { recordedAt } from "./recorded.js";
-import { firstAbove, idleOfWorker, operationAt } from "./search.js";
+import { idleAt, operationAt } from "./search.js";
 import { amountAt } from "./steps.js";
-import { reason, sentence } from "./words.js";
+import { idleText, sentence } from "./words.js";
 
 /**
- * Something on the lanes: its operation if it is one, and what the tip says; empty where there is nothing.
- * @typedef {{ operation: Place | null, text: string }} Mark
+ * Something on the lanes: its operation or its stretch of idle time, and what the tip says; empty where there is nothing.
+ * @typedef {{ operation: Place | null, idle: Stretch | null, text: string }} Mark
  */
 
 /**
@@ -27,12 +26,14 @@ export function markAt(store, row, time, slack, lower) {
   const { schedule } = row;
   if (row.kind === "measured") {
     const { operation, words } = recordedAt(store, row.index, time, slack, lower);
-    return { operation: operation < 0 ? null : { schedule, operation }, text: words };
+    return { operation: operation < 0 ? null : { schedule, operation }, idle: null, text: words };
   }
   const played = store.all[schedule];
   const operation = row.kind === "lane" ? operationAt(played, row.index, time, slack, lower) : -1;
-  if (operation < 0) return { operation: null, text: textOf(store, row, time, slack) };
-  return { operation: { schedule, operation }, text: sentence(played, operation) };
+  if (operation >= 0) return { operation: { schedule, operation }, idle: null, text: sentence(played, operation) };
+  const at = row.kind === "lane" && played.proven ? idleAt(played.idle, row.index, time) : -1;
+  const text = at < 0 ? textOf(store, row, time, slack) : idleText(played, at);
+  return { operation: null, idle: at < 0 ? null : { schedule, row: at }, text };
 }
 
 /**
@@ -61,14 +62,6 @@ function textOf(store, row, time, slack) {
     const words = near.length > 0 ? near : atOnce(played, row.index, time, slack);
     const names = words.slice(0, 8).map((message) => messages.words[message]).join("\n");
     return `${messages.links[row.index].name}: ${countedText(near.length, "message")} on the way\n${names}`.trim();
-  }
-  if (row.kind === "lane") {
-    const { idle } = played;
-    const [low, high] = idleOfWorker(idle, row.index);
-    const at = firstAbove(idle.end, time, low, high);
-    if (at === high || idle.start[at] > time) return "";
-    const when = `${timeText(unit, idle.start[at])} to ${timeText(unit, idle.end[at])}`;
-    return `P${row.index} is idle, ${when}\n${CAUSES[idle.cause[at]]}: ${reason(idle.cause[at])}`;
   }
   if (row.kind === "host") {
     const { events, moves } = played.schedule;

@@ -65,6 +65,39 @@ export function reason(cause) {
 }
 
 /**
+ * What a stretch of idle time waits for: the operation that makes it, -1 if that is none, and words; empty if it waits
+ * for nothing.
+ * @param {Played} played
+ * @param {number} row of idle time
+ * @returns {{ operation: number, words: string }}
+ */
+export function awaited({ idle, run, schedule: { unit, events, messages, moves, sums } }, row) {
+  const wait = idle.wait[row];
+  if (wait < 0) return { operation: -1, words: "" };
+  const subject = events.subject[wait];
+  const over = timeText(unit, run.end[wait]);
+  const verb = events.verbs[events.verb[wait]];
+  if (verb === "wait move") return { operation: -1, words: `${moves.words[subject]}, over at ${over}` };
+  if (verb === "wait all_reduce") return { operation: -1, words: `the sum of ${sums.words[subject]}, over at ${over}` };
+  if (verb === "wait send") return { operation: messages.taker[subject], words: `message ${messages.words[subject]} to be taken, at ${over}` };
+  return { operation: messages.maker[subject], words: `message ${messages.words[subject]}, there at ${over}` };
+}
+
+/**
+ * A stretch of idle time in words.
+ * @param {Played} played
+ * @param {number} row
+ * @returns {string}
+ */
+export function idleText(played, row) {
+  const { idle, schedule: { unit } } = played;
+  const { operation, words } = awaited(played, row);
+  const of = operation < 0 ? "" : `${shortName(played, operation)}: `;
+  const when = `P${idle.worker[row]} is idle, ${spanText(unit, idle.start[row], idle.end[row], "for")}`;
+  return `${when}\n${CAUSES[idle.cause[row]]}: ${reason(idle.cause[row])}${words === "" ? "" : `\nwaits for ${of}${words}`}`;
+}
+
+/**
  * A need in words, without the operation at its other end: "its message arrives at 4".
  * @param {Played} played
  * @param {import("./paths.js").Need} need

@@ -178,6 +178,30 @@ def test_a_sum_that_takes_time_is_a_bar_below_the_lanes_of_its_members(pages: Ma
         assert opened.mistakes() == []
 
 
+def test_idle_time_can_be_selected_and_leads_to_what_it_waits_for(pages: Mapping[str, Path], browser: Any) -> None:
+    with tab(browser) as opened:
+        opened.open(pages["texts"])
+        lanes, details = opened.page.locator("#lanes"), opened.page.locator("#details")
+        lanes.focus()
+        for key in ("ArrowRight", "ArrowDown", "i"):
+            lanes.press(key)
+
+        assert selected(opened) == "P1 is idle"
+        assert "is idle" in opened.page.get_by_role("status").text_content()
+        assert "It waits for" in details.text_content()
+        assert opened.inaccessible() == []
+        button = details.locator(".waits").get_by_role("button")
+        maker = button.text_content()
+        button.click()
+        assert selected(opened) == maker
+        opened.page.locator("#canvas").click(position={"x": 850, "y": AXIS + 20})
+        assert selected(opened) == "P0 is idle"
+        opened.page.get_by_label("forward, as a number").fill("2")
+        opened.page.keyboard.press("Tab")
+        assert selected(opened) == "No operation selected"
+        assert opened.mistakes() == []
+
+
 def test_zooming_keeps_the_names_of_lanes_and_the_axis(pages: Mapping[str, Path], browser: Any) -> None:
     with tab(browser) as opened:
         opened.open(pages["texts"])

@@ -48,6 +48,21 @@ def test_no_text_on_the_lanes_of_a_library_scheme_lacks_a_word_or_a_number(tmp_p
         assert wrong == [], page["title"]
 
 
+def test_idle_time_says_the_operation_and_the_message_that_it_waits_for(tmp_path: Path) -> None:
+    (said,) = hovered(tmp_path, [contents("dapple", D=2, N=2)], {})
+    waits = {text for text in said["lane"] if " is idle, " in text}
+    assert (
+        "P1 is idle, 0 to 1, for 1\nfill: the pipes fill: it waits for its first operation\n"
+        + ("waits for F m0 s0 on P0: message m0 s0->s1, there at 1")
+        in waits
+    )
+    assert (
+        "P0 is idle, 2 to 4, for 2\ndependency: it waits for another worker\n"
+        + ("waits for B m0 s1 on P1: message m0 s1->s0, there at 4")
+        in waits
+    )
+
+
 @pytest.mark.parametrize("scheme", ["chimera", "gems", "bitpipe"])
 def test_a_sum_is_said_with_its_stages_from_its_launch_until_it_is_over(scheme: str, tmp_path: Path) -> None:
     page = contents(scheme)
