@@ -76,6 +76,9 @@ export function drawEnds(sight, rows, all) {
   });
 }
 
+/** Pixels that a name takes. */
+const NAME = 14;
+
 /**
  * Draws the names of the rows on a ground that hides what is left of the plot.
  * @param {Sight} sight
@@ -90,6 +93,8 @@ export function drawNames(sight, rows, all) {
   line(context, left - 0.5, top, left - 0.5, sight.height);
   for (const row of rowsBetween(rows, sight.scrolled, sight.scrolled + sight.height - top)) {
     const y = yOf(sight, row) + row.height / 2;
+    // Names of low lanes would lie over each other.
+    if (row.kind !== "heading" && row.index % Math.ceil(NAME / (row.height + 2)) !== 0) continue;
     const played = all[row.schedule];
     context.textBaseline = "middle";
     if (row.kind === "heading") {

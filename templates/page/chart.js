@@ -37,6 +37,7 @@ export class Chart {
     this.hearers = [];
     this.pending = false;
     this.printing = false;
+    this.strips = false; // whether some lane is a strip of mean colours
     this.share = 1; // of how many messages one is drawn
     this.sheet = { top: 0, height: 0 }; // what of the rows is on a printed sheet
     /** @type {HTMLCanvasElement[]} */
@@ -47,6 +48,7 @@ export class Chart {
       else this.later();
     });
     this.limit();
+    this.open();
     scroller.addEventListener("scroll", () => this.later());
     // An observer that changed the sizes of elements at once would be told of them in a loop.
     new ResizeObserver(() => requestAnimationFrame(() => this.arrange())).observe(scroller);
@@ -59,6 +61,13 @@ export class Chart {
     const ends = [...this.store.all.map(({ run }) => run.span), recorded];
     const lengths = this.store.all.map(({ start, end }) => shortestLength(start, end));
     this.camera.limit(Math.max(0, ...ends), Math.min(Infinity, ...lengths.filter((length) => length > 0)));
+  }
+
+  /** Shows at first all of the time, of a stream the warm-up and one turn. */
+  open() {
+    if (this.store.page.trace !== null) return;
+    const ends = this.store.all.map(seenFirst);
+    if (this.store.all.some(({ schedule }) => schedule.turn !== null)) this.camera.span = Math.min(this.camera.end, Math.max(...ends) * 1.02);
   }
 
   /** Puts rows where they belong, and makes the canvas as large as what is seen of them. */
@@ -114,6 +123,7 @@ export class Chart {
     context.fillRect(0, 0, width, height);
     const seen = rowsBetween(this.rows, scrolled, scrolled + height - top);
     const dimmed = all.map((_, schedule) => this.store.dimmed(schedule));
+    this.strips = false;
     for (const row of seen) this.drawRow(sight, row, dimmed[row.schedule]);
     context.save();
     context.beginPath();
@@ -153,7 +163,7 @@ export class Chart {
    */
   drawRow(sight, row, dimmed) {
     const played = this.store.all[row.schedule];
-    if (row.kind === "lane") drawLane(sight, played, row, dimmed);
+    if (row.kind === "lane" && drawLane(sight, played, row, dimmed)) this.strips = true;
     if (row.kind === "measured" && this.store.measured !== null) drawLane(sight, this.store.measured.boxes, row, null);
     if (row.kind === "link") drawLink(sight, row, played);
     if (row.kind === "sums") drawSums(sight, row, played);
@@ -261,6 +271,18 @@ export class Chart {
       this.arrange();
     });
   }
+}
+
+/**
+ * The end of what is shown first: of a stream, two turns behind the idle time of its warm-up; so one is seen on all lanes.
+ * @param {Played} played
+ * @returns {number}
+ */
+function seenFirst({ schedule: { turn }, run, idle, update }) {
+  if (turn === null) return run.span;
+  const steady = Array.from(turn.events).reduce((least, event) => Math.min(least, run.start[event]), run.span);
+  const warmUp = idle.end.reduce((most, end) => (end <= steady ? Math.max(most, end) : most), 0);
+  return Math.min(run.span, warmUp + 2 * turn.updates * update);
 }
 
 /**

@@ -15,7 +15,7 @@ const HELP = [
   ["+ −", "closer, farther"],
   ["0", "the whole schedule"],
   ["Shift ← →", "earlier, later"],
-  ["c m k l d r", "critical path, messages, memory, links, differences, what was recorded"],
+  ["c m k l d r o", "critical path, messages, memory, links, differences, what was recorded, overview"],
   ["Escape", "nothing selected"],
   ["?", "these keys"],
 ];
@@ -54,6 +54,7 @@ export function connectKeys(chart, dialog) {
     "l": () => toggle(store, "links"),
     "d": () => toggle(store, "differences"),
     "r": () => toggle(store, "measured"),
+    "o": () => toggle(store, "overview"),
     "Escape": () => store.change({ selected: null, line: null, activity: null }),
     "?": () => dialog.showModal(),
   };

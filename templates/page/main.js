@@ -30,7 +30,7 @@ function show(page) {
   const chart = new Chart(store, part("lanes", HTMLElement), part("tall", HTMLElement), part("canvas", HTMLCanvasElement));
   const texts = new Texts(chart, part("texts", HTMLElement));
   showTools(chart, part("tools", HTMLElement), dialog);
-  showLegend(store, part("legend", HTMLElement));
+  showLegend(chart, part("legend", HTMLElement));
   showDetails(chart, part("details", HTMLElement), (text) => texts.open(text));
   showMistake(chart, part("mistake", HTMLElement));
   showStopped(chart, part("mistake", HTMLElement));
@@ -42,6 +42,7 @@ function show(page) {
   showTables(chart, below);
   showNotes(store, below);
   showFigures(store, part("figures", HTMLElement));
+  showAnswers(store, part("answers", HTMLElement));
   connectPointer(chart, part("tip", HTMLElement));
   connectKeys(chart, dialog);
   speak(store, part("spoken", HTMLElement));
@@ -90,6 +91,26 @@ function showFigures(store, line) {
 }
 
 /**
+ * Puts the compiler's answers below the figures, each a link to where it is said in full: what is proven, and, as long as
+ * no slider has moved, speed, memory and what limits both.
+ * @param {Store} store
+ * @param {HTMLElement} line
+ */
+function showAnswers(store, line) {
+  const { notes, trace } = store.page;
+  if (trace !== null || !store.all.some(({ proven }) => proven)) return;
+  const places = { speed: store.all.length > 1 ? "compared" : "said", memory: "memory", limit: "idle" };
+  const answers = Object.entries(places).flatMap(([name, id]) => {
+    const [words] = notes.filter((note) => note.startsWith(`${name}: `));
+    if (words === undefined) return [];
+    const shown = part("below", HTMLElement).querySelector(`#${id}:not([hidden])`) === null ? "said" : id;
+    return [element("a", { href: `#${shown}` }, words.split(/; | \(/)[0])];
+  });
+  line.append(element("a", { href: "#said" }, "proven"), ...answers);
+  store.listen((changed) => changed.has("played") && answers.forEach((answer) => (answer.hidden = store.isChanged)));
+}
+
+/**
  * @param {Played} played
  * @param {Played[]} all
  * @param {Trace["measured"]} measured
@@ -120,7 +141,7 @@ function showNotes(store, below) {
   const lines = notes.map((note) => element("li", {}, note));
   const words = "It speaks of the costs with which the schedule was compiled; lanes, figures and tables are those of the sliders.";
   const remark = element("p", { class: "stale", role: "note" }, words);
-  below.append(element("section", {}, element("h2", {}, trace === null ? "What the compiler says" : "About the run"), remark, element("ul", { class: "notes" }, ...lines)));
+  below.append(element("section", { id: "said" }, element("h2", {}, trace === null ? "What the compiler says" : "About the run"), remark, element("ul", { class: "notes" }, ...lines)));
   const update = () => (remark.hidden = !store.isChanged);
   store.listen((changed) => changed.has("played") && update());
   update();

@@ -7,6 +7,9 @@ import { playedWith } from "./playing.js";
 
 /** @typedef {keyof State | "played"} Changed */
 
+/** Workers from which on there is an overview. */
+const MANY = 14;
+
 export class Store {
   /**
    * @param {PageDocument} page
@@ -26,6 +29,7 @@ export class Store {
         links: false,
         differences: false,
         measured: page.trace !== null && page.trace.updates.length > 0,
+        overview: false,
       },
     };
     this.values = new Map(this.sliders().map(({ name, value }) => [name, value]));
@@ -81,6 +85,7 @@ export class Store {
       links,
       differences: this.differences !== null,
       measured: this.measured !== null,
+      overview: this.all.reduce((count, { schedule }) => count + schedule.workers, 0) > MANY,
     };
   }
 

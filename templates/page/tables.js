@@ -8,7 +8,10 @@ import { idleLook, swatch } from "./theme.js";
 import { halvesText, reason } from "./words.js";
 
 /** Workers up to which each has a column. */
-const COLUMNS = 8;
+const COLUMNS = 64;
+
+/** Workers from which on the table of idle time takes all of the width. */
+const BROAD = 5;
 
 /**
  * Adds the tables, and keeps them up to date.
@@ -18,8 +21,9 @@ const COLUMNS = 8;
 export function showTables(chart, below) {
   const { store } = chart;
   const { mistake } = store.page;
-  const sections = [summary, idleTable, memoryTable, linkTable].map((make) => {
-    const section = element("section");
+  const makers = { compared: summary, idle: idleTable, memory: memoryTable, links: linkTable };
+  const sections = Object.entries(makers).map(([name, make]) => {
+    const section = element("section", { id: name });
     below.append(section);
     return { section, make };
   });
@@ -27,7 +31,7 @@ export function showTables(chart, below) {
     for (const { section, make } of sections) {
       const parts = make(chart);
       section.hidden = parts.length === 0 || mistake !== null;
-      section.className = make === idleTable && (store.all.length > 1 || store.all[0]?.schedule.workers > COLUMNS / 2) ? "broad" : "";
+      section.className = make === idleTable && (store.all.length > 1 || store.all[0]?.schedule.workers >= BROAD) ? "broad" : "";
       section.replaceChildren(...parts);
     }
   };

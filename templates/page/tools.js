@@ -11,6 +11,7 @@ const LAYERS = [
   { name: "links", words: "Links" },
   { name: "differences", words: "Differences" },
   { name: "measured", words: "Recorded" },
+  { name: "overview", words: "Overview" },
 ];
 
 /**

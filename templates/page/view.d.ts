@@ -57,7 +57,7 @@ interface State {
   line: { text: number; line: number } | null; // its operations stand out
   text: number; // shown beside the lanes
   unit: number; // of memory: index into the memory of the first schedule
-  shows: { critical: boolean; messages: boolean; memory: boolean; links: boolean; differences: boolean; measured: boolean };
+  shows: { critical: boolean; messages: boolean; memory: boolean; links: boolean; differences: boolean; measured: boolean; overview: boolean };
   update: number; // the recorded update that is shown
   activity: Chosen | null; // whose stretches of time are outlined
   dark: boolean;

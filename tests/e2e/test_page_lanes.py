@@ -1,5 +1,6 @@
 """The lanes of a page in a real browser: what a click, a key, fingers and a printer do with them."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -90,6 +91,8 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
         "wide": wide,
         "no lanes": refused,
         "compared": compared,
+        "long": document(chimera_ir.compile("dapple", D=2, N=300)),
+        "stream": document(chimera_ir.compile("pipedream_2bw", D=4, N=4)),
         "split": document(chimera_ir.compile("zb_h1", options=Options(against="dapple"), D=4, N=8)),
     }
     for name, contents in documents.items():
@@ -200,6 +203,58 @@ def test_idle_time_can_be_selected_and_leads_to_what_it_waits_for(pages: Mapping
         opened.page.keyboard.press("Tab")
         assert selected(opened) == "No operation selected"
         assert opened.mistakes() == []
+
+
+def test_many_workers_have_an_overview_and_each_a_column_in_the_table_of_idle_time(
+    pages: Mapping[str, Path], browser: Any
+) -> None:
+    with tab(browser) as opened:
+        opened.open(pages["wide"])
+        assert opened.page.get_by_role("table", name="Idle time by cause").get_by_role("columnheader").count() == 3 + 32
+        fits = "tall.offsetHeight <= canvas.offsetHeight"
+        assert not opened.page.evaluate(fits)
+        opened.page.get_by_role("button", name="Overview").click()
+        opened.frame()
+        assert opened.page.evaluate(fits), "all lanes are in the window"
+        opened.page.locator("#lanes").press("o")
+        opened.frame()
+        assert not opened.page.evaluate(fits)
+        assert opened.mistakes() == []
+        assert opened.wider() <= 0
+        opened.open(pages["texts"])
+        assert opened.page.get_by_role("button", name="Overview").count() == 0
+
+
+def test_the_legend_has_the_colour_of_idle_time_where_its_patterns_are_too_small(
+    pages: Mapping[str, Path], browser: Any
+) -> None:
+    with tab(browser) as opened:
+        opened.open(pages["long"])
+        opened.frame()
+        legend = opened.page.locator("#legend")
+        assert "idle time, from afar" in legend.text_content()
+        for _ in range(12):
+            opened.page.locator("#lanes").press("+")
+        opened.frame()
+        assert "idle time, from afar" not in legend.text_content()
+        assert opened.mistakes() == []
+
+
+def test_a_stream_opens_on_its_warm_up_and_a_turn(pages: Mapping[str, Path], browser: Any) -> None:
+    with tab(browser) as opened:
+        opened.open(pages["stream"])
+
+        def last() -> float:
+            box = opened.page.locator("#canvas").bounding_box()
+            opened.page.mouse.move(0, 0)
+            opened.page.mouse.move(box["x"] + box["width"] - 12, box["y"] + AXIS + 20)
+            opened.frame()
+            (start,) = re.findall(r", ([\d.]+) to ", opened.page.locator("#tip").text_content())
+            return float(start)
+
+        assert 30 <= last() <= 34, "the idle time of the warm-up is over at 10, and an update takes 12"
+        opened.page.get_by_role("button", name="Whole").click()
+        assert last() > 100
 
 
 def test_zooming_keeps_the_names_of_lanes_and_the_axis(pages: Mapping[str, Path], browser: Any) -> None:

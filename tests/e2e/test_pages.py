@@ -128,6 +128,28 @@ def test_the_policy_of_a_page_stops_every_other_script_and_every_load(pages: Map
         assert tried == {"ran": False, "loads": False, "evaluates": False, "red": ""}
 
 
+@pytest.mark.parametrize("name", ["two pipes", "two schedules", "seconds"])
+def test_the_answers_stand_below_the_title_and_lead_to_what_says_more(
+    name: str, pages: Mapping[str, Path], browser: Any
+) -> None:
+    with tab(browser) as opened:
+        opened.open(pages[name])
+        links = opened.page.locator("#answers a")
+        words = links.all_text_contents()
+        assert [text.split(":")[0] for text in words] == ["proven", "speed", "memory", "limit"]
+        assert "times as fast as dapple" in words[1]
+        notes = opened.page.locator("#said").text_content()
+        assert all(text in notes for text in words[1:])
+        places = [link.get_attribute("href") for link in links.all()]
+        assert places == ["#said", "#compared" if name == "two schedules" else "#said", "#memory", "#idle"]
+        for place, link in zip(places, links.all(), strict=True):
+            link.click()
+            assert opened.page.locator(place).is_visible()
+        opened.page.locator("input#cost-F").fill("3")
+        assert [link.is_visible() for link in links.all()] == [True, False, False, False]
+        assert opened.mistakes() == []
+
+
 @pytest.mark.parametrize("name", ["two pipes", "pairs", "stream"])
 def test_a_slider_gives_the_compilers_makespan(name: str, pages: Mapping[str, Path], browser: Any) -> None:
     """The figures of the page after the forwards' slider has moved are those of ``--cost F=3``."""
