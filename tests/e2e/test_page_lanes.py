@@ -205,6 +205,29 @@ def test_idle_time_can_be_selected_and_leads_to_what_it_waits_for(pages: Mapping
         assert opened.mistakes() == []
 
 
+def test_an_operation_is_found_by_its_words_and_the_next_one_by_the_same(
+    pages: Mapping[str, Path], browser: Any
+) -> None:
+    with tab(browser) as opened:
+        opened.open(pages["texts"])
+        field = opened.page.get_by_label("Find an operation")
+        found = []
+        for words in ("b m3", "b m3", "m3 P2", "X m9"):
+            field.fill(words)
+            field.press("Enter")
+            found.append(selected(opened))
+        first, second, third, fourth = found
+        assert first.startswith("B m3 ")
+        assert second.startswith("B m3 ")
+        assert first != second
+        assert " m3 " in third
+        assert third.endswith("on P2")
+        assert fourth == third
+        assert field.get_attribute("aria-invalid") == "true"
+        assert opened.inaccessible() == []
+        assert opened.mistakes() == []
+
+
 def test_many_workers_have_an_overview_and_each_a_column_in_the_table_of_idle_time(
     pages: Mapping[str, Path], browser: Any
 ) -> None:
