@@ -182,10 +182,14 @@ class TurnTable:
 
 @dataclass(frozen=True, slots=True)
 class ChangeTable:
-    """Changes of what a worker keeps: ``amount`` is added at the start or, if ``at_end``, the end of ``operation``."""
+    """Changes of what a worker keeps: ``amount`` is added at the start or, if ``at_end``, the end of ``operation``.
+
+    It is kept of the micro-batch and the stage of the operation ``of``.
+    """
 
     worker: Column
     operation: Column
+    of: Column
     at_end: Column
     amount: Column
 
@@ -395,13 +399,14 @@ def _look(painted: Looks, group: ColourGroup, number: int, example: Compute) -> 
 class _ChangeOfRow(NamedTuple):
     """A change of what a worker keeps of a stage, shown at the start or, with ``at_end``, at the end of an operation.
 
-    ``number`` is the row of that operation. ``micros`` is how much more is kept, negative if less, in the units of
-    which a micro-batch has `Header.units`; ``unit`` says what is kept.
+    ``number`` is the row of that operation, ``of`` that of an operation on the micro-batch. ``micros`` is how much more
+    is kept, negative if less, in the units of which a micro-batch has `Header.units`; ``unit`` says what is kept.
     """
 
     worker: int
     stage: Stage
     number: int
+    of: int
     at_end: bool
     unit: Counted
     micros: int
@@ -475,11 +480,17 @@ def _bytes(
 
 
 def _changes(program: Program, rows: Sequence[OperationRow]) -> Iterator[_ChangeOfRow]:
-    numbers = {row.operation: number for number, row in enumerate(rows)}
+    header, numbers = program.header, {row.operation: number for number, row in enumerate(rows)}
+    # Of the operations on a micro-batch, one that is about few others.
+    by_size = sorted(enumerate(rows), key=lambda entry: -len(entry[1].operation.micros))
+    of = {(micro, row.operation.stage): number for number, row in by_size for micro in row.operation.micros}
     for worker, parts in enumerate(program.parts):
-        timed = live.timed_changes(program.header, _steps(list(parts.steps), numbers), KEPT_UNITS)
+        timed = live.timed_changes(header, _steps(list(parts.steps), numbers), KEPT_UNITS)
         for (number, at_end), step, unit, amount in timed:
-            yield _ChangeOfRow(worker, step.stage, number, at_end, unit, amount)
+            whole = header.length(step.micros)
+            for micro in step.micros:
+                part, about = amount * header.length((micro,)) // whole, of[micro, step.stage]
+                yield _ChangeOfRow(worker, step.stage, number, about, at_end, unit, part)
 
 
 _Time = tuple[int, bool]
@@ -512,6 +523,7 @@ def _table(changes: Sequence[_ChangeOfRow], size: _Size) -> ChangeTable:
     return ChangeTable(
         worker=[change.worker for change in changes],
         operation=[change.number for change in changes],
+        of=[change.of for change in changes],
         at_end=[int(change.at_end) for change in changes],
         amount=[size(change) for change in changes],
     )

@@ -173,6 +173,7 @@ interface Memory {
   changes: {
     worker: Column;
     operation: Column;
+    of: Column; // an operation on the micro-batch and the stage of which it is kept
     at_end: Column; // 1 at the end of the operation, 0 at its start
     amount: Column;
   };

@@ -1,9 +1,10 @@
 // Tables below the lanes: idle time by cause, memory, messages; two schedules stand beside each other.
 
+import { keptAt } from "./curves.js";
 import { jump } from "./details.js";
 import { element, scrolled, table } from "./dom.js";
 import { CAUSES } from "./idle.js";
-import { amountText, countedText, differenceText, numberText, partOf, percent, signed, timeText } from "./numbers.js";
+import { amountText, countedText, differenceText, inShort, numberText, partOf, percent, signed, timeText } from "./numbers.js";
 import { idleLook, swatch } from "./theme.js";
 import { halvesText, reason } from "./words.js";
 
@@ -151,12 +152,25 @@ function memoryTable(chart) {
       const operation = at < 0 ? -1 : changes.operation[at];
       const words = operation < 0 ? "from the start" : played.schedule.operations.words[operation];
       const cell = operation < 0 ? words : jump(chart, { schedule, operation }, words);
-      return [`P${worker}`, amountText(unit, peak), cell, ...(bound === null ? [] : [amountText(unit, bound[worker])])];
+      const names = at < 0 || played.kept === null ? [] : keptAt(played.plan, played.run, played.kept, worker, timeOfChange(played, played.kept, at));
+      return [`P${worker}`, amountText(unit, peak), cell, inShort(names), ...(bound === null ? [] : [amountText(unit, bound[worker])])];
     });
     const title = `Memory${name === "memory" ? "" : `: ${name}`}${all.length > 1 ? `, ${played.schedule.name}` : ""}`;
-    const heads = ["worker", "most", "first at", ...(bound === null ? [] : ["bound"])];
+    const heads = ["worker", "most", "first at", "then kept", ...(bound === null ? [] : ["bound"])];
     return [scrolled(table(title, heads, rows), title)];
   });
+}
+
+/**
+ * The time of a change of memory.
+ * @param {Played} played
+ * @param {Memory} memory
+ * @param {number} change
+ * @returns {number}
+ */
+function timeOfChange({ run, schedule: { operations } }, { changes }, change) {
+  const event = operations.event[changes.operation[change]];
+  return changes.at_end[change] ? run.end[event] : run.start[event];
 }
 
 /**

@@ -1,8 +1,8 @@
 // What the tip says at a point of the lanes.
 
-import { underWay } from "./curves.js";
+import { keptAt, underWay } from "./curves.js";
 import { listOf } from "./engine.js";
-import { amountText, countedText, spanText, timeText } from "./numbers.js";
+import { amountText, countedText, inShort, spanText, timeText } from "./numbers.js";
 import { recordedAt } from "./recorded.js";
 import { idleAt, operationAt } from "./search.js";
 import { amountAt } from "./steps.js";
@@ -55,7 +55,9 @@ function textOf(store, row, time, slack) {
     const { peak, at } = played.memory[row.index];
     const operation = kept === null || at < 0 ? -1 : kept.changes.operation[at];
     const first = operation < 0 ? "" : `, first at ${played.schedule.operations.words[operation]}`;
-    return `P${row.index} keeps ${amount}\nat most ${amountText(name, peak)}${first}`;
+    const names = kept === null ? [] : keptAt(played.plan, played.run, kept, row.index, time);
+    const of = names.length === 0 ? "" : `\nof ${inShort(names)}`;
+    return `P${row.index} keeps ${amount}${of}\nat most ${amountText(name, peak)}${first}`;
   }
   if (row.kind === "link") {
     const near = underWay(played.plan, played.run, row.index, time);

@@ -63,6 +63,32 @@ def test_idle_time_says_the_operation_and_the_message_that_it_waits_for(tmp_path
     )
 
 
+@pytest.mark.parametrize(
+    ("scheme", "settings", "lines"),
+    [
+        ("dapple", {"D": 2, "N": 4}, ["P0 keeps 2 M_a", "of m0 s0, m1 s0", "at most 2 M_a, first at F m1 s0"]),
+        ("gpipe", {"D": 2, "N": 8}, ["P1 keeps 8 M_a", "of m0 s1, m1 s1, m2 s1, m3 s1, m4 s1, m5 s1, 2 more"]),
+    ],
+)
+def test_memory_says_of_which_micro_batches_it_is(
+    scheme: str, settings: dict[str, int], lines: list[str], tmp_path: Path
+) -> None:
+    (said,) = hovered(tmp_path, [contents(scheme, **settings)], {})
+    assert any(text.startswith("\n".join(lines)) for text in said["memory"])
+
+
+def test_as_many_micro_batches_are_kept_as_the_curve_of_memory_says(tmp_path: Path) -> None:
+    """Where each keeps one M_a, from its forward to its backward."""
+    pages = [contents(scheme, D=4, N=8) for scheme in ("dapple", "chimera", "gpipe", "chimera_doubling")]
+    for said in hovered(tmp_path, pages, {})[:3]:
+        for text in said["memory"]:
+            if text and not text.startswith(("P0 keeps 0", "P1 keeps 0", "P2 keeps 0", "P3 keeps 0")):
+                amount, names = text.split(" keeps ")[1].split(" M_a\nof ")
+                listed = names.split("\n")[0].split(", ")
+                more = int(listed.pop().split()[0]) if "more" in listed[-1] else 0
+                assert len(listed) + more == int(amount)
+
+
 @pytest.mark.parametrize("scheme", ["chimera", "gems", "bitpipe"])
 def test_a_sum_is_said_with_its_stages_from_its_launch_until_it_is_over(scheme: str, tmp_path: Path) -> None:
     page = contents(scheme)
