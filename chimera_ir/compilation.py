@@ -57,6 +57,8 @@ def _level(make: Callable[["Compilation"], T]) -> cached_property[T]:
             try:
                 return make(compilation)
             except Rejected as rejected:
+                codes = dict.fromkeys(diagnostic.code for diagnostic in rejected.diagnostics)
+                vars(compilation)["_verdict"] = ", ".join(("refused", *codes))
                 raise TextError([(compilation.request.source, rejected.diagnostics)]) from None
 
     return cached_property(made)
@@ -105,9 +107,11 @@ class Compilation:
     >>> import chimera_ir
     >>> c = chimera_ir.compile("chimera", D=4, N=4)
     >>> c
-    <Compilation of chimera.chim, D=4, N=4>
+    <Compilation of chimera.chim, D=4, N=4: not proven yet>
     >>> c.schedule.header.workers, c.report.makespan
     (4, Fraction(16, 1))
+    >>> c
+    <Compilation of chimera.chim, D=4, N=4: proven>
     """
 
     request: Request
@@ -116,6 +120,8 @@ class Compilation:
 
     left_out = ""
     """The turns that the page leaves out, in words: none."""
+
+    _verdict = "not proven yet"
 
     @classmethod
     def of(cls, level: Text, options: Requesting | None = None) -> "Compilation":
@@ -127,8 +133,8 @@ class Compilation:
         --------
         >>> from chimera_ir import Schedule
         >>> c = Compilation.of(Schedule.from_lanes([["F m0 s0", "B m0 s0"], ["F m0 s1", "B m0 s1"]]))
-        >>> c, c.timeline.makespan
-        (<Compilation of by_hand.sir>, Fraction(6, 1))
+        >>> c.timeline.makespan, c
+        (Fraction(6, 1), <Compilation of by_hand.sir: proven>)
         """
 
         source = Source(f"{level.header.scheme}.sir", show(level))
@@ -451,7 +457,8 @@ class Compilation:
 
     def __repr__(self) -> str:
         settings = "".join(f", {name}={value}" for name, value in self.request.settings.items())
-        return f"<Compilation of {self.request.source.name}{settings}>"
+        verdict = "proven" if "_proven" in vars(self) or vars(self).get("_repeated") else self._verdict
+        return f"<Compilation of {self.request.source.name}{settings}: {verdict}>"
 
     def _repr_html_(self) -> str:
         """HTML for a notebook: the page in a frame, also for a mistake in the text; of other errors the message."""

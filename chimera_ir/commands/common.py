@@ -1,5 +1,6 @@
 """Exit statuses, standard streams and error handling that all commands share."""
 
+import codecs
 import io
 import json
 import os
@@ -194,6 +195,17 @@ def write_json(data: object) -> None:
     write(json.dumps(data, indent=2) + "\n")
 
 
+_STAND_INS = str.maketrans("─═╌≡·▾└┘", "-=~#.*++")
+"""For what a stream's encoding lacks, such as that of a terminal of Windows, a character that tells as much; else ?."""
+
+
+def _stand_in(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    missing = error.object[error.start : error.end].translate(_STAND_INS)
+    return "".join(letter if letter.isascii() else "?" for letter in missing), error.end
+
+
 class _StandardOutput:
     """Standard output: a closed pipe ends the output silently, any other error is reported to the user."""
 
@@ -256,9 +268,10 @@ def _open_closed() -> None:
 def run(command: click.Command, name: str) -> NoReturn:
     """Runs a command, which messages call ``name``, and ends the process with one of the documented exit statuses."""
     _open_closed()
+    codecs.register_error(_stand_in.__name__, _stand_in)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")
+            stream.reconfigure(errors=_stand_in.__name__)
     output, errors = cast(TextIO, _StandardOutput(sys.stdout)), cast(TextIO, _Errors(sys.stderr))
     with redirect_stdout(output), redirect_stderr(errors):
         status = _status(command, name)

@@ -4,7 +4,7 @@ a(D, N), b(P, N)  D=8 N=32  ->  a D=8 N=32: report    b P=8 N=32: report
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
@@ -29,7 +29,7 @@ from chimera_ir.ir.ops import parts_of
 from chimera_ir.ir.streams import ProgramStream
 from chimera_ir.library import Further
 from chimera_ir.picture import svg
-from chimera_ir.picture.chart import filled
+from chimera_ir.picture.chart import Picture, filled
 from chimera_ir.picture.svg import Inlined, policy_source
 from chimera_ir.plural import counted, listed
 from chimera_ir.predict.screen import size as in_bytes
@@ -219,7 +219,7 @@ def heading(gallery: Gallery) -> str:
 
 
 def _table(gallery: Gallery) -> Table:
-    return tabled(("scheme", "size"), [_cells(row, gallery.header.stages) for row in gallery.rows], words=2)
+    return tabled(("scheme", "size"), [_cells(row, gallery.header.stages) for row in gallery.rows], names=1, words=2)
 
 
 def _cells(row: ScheduleRow, stages: int) -> tuple[Sequence[str], Mapping[str, str]]:
@@ -269,6 +269,11 @@ _STYLES = re.compile(r"<style>.*?</style>\n", re.DOTALL)
 def page(gallery: Gallery) -> str:
     """The gallery as a page, of which the content security policy admits the style sheet alone."""
     table, unit = _table(gallery), _unit(gallery.timelines)
+    pictures = {
+        position: svg.picture(row.timeline, unit, f"bubble-{position}")
+        for position, row in enumerate(gallery.rows)
+        if row.timeline is not None
+    }
     panels = []
     for position, (row, (name, *cells)) in enumerate(zip(gallery.rows, table.rows, strict=True)):
         panels.append(
@@ -280,10 +285,11 @@ def page(gallery: Gallery) -> str:
                 "summary": row.summary,
                 "use": row.use,
                 "reasons": reasons([row.outcome]),
-                "drawings": _drawings(row.timeline, unit, position),
+                "drawings": [_drawing(pictures[position])] if position in pictures else [],
             }
         )
-    style = (templates() / "gallery.css").read_text(encoding="utf-8")
+    widths = {position: picture.chart.width for position, picture in pictures.items()}
+    style = (templates() / "gallery.css").read_text(encoding="utf-8") + "".join(_fitting(widths))
     return filled(
         "gallery.html.j2",
         style=Inlined(style),
@@ -294,11 +300,21 @@ def page(gallery: Gallery) -> str:
     )
 
 
-def _drawings(timeline: Timeline | None, unit: Fraction, number: int) -> list[Inlined]:
-    """The picture of a schedule, if there is one, without the style sheet of a document of its own."""
-    if timeline is None:
-        return []
-    return [Inlined(_STYLES.sub("", svg.filled(svg.picture(timeline, unit, f"bubble-{number}"))))]
+def _drawing(picture: Picture) -> Inlined:
+    """The picture of a schedule, without the style sheet of a document of its own."""
+    return Inlined(_STYLES.sub("", svg.filled(picture)))
+
+
+def _fitting(widths: Mapping[int, int]) -> Iterator[str]:
+    """Lines of the style sheet that make pictures of ``widths`` as wide as the page, all by one factor.
+
+    The widest takes all of the page, unless it is by half wider than most, as that of a scheme that mostly idles.
+    """
+    limit = Fraction(3, 2) * _middle(map(Fraction, widths.values()))
+    whole = max((width for width in widths.values() if width <= limit), default=1)
+    for position, width in widths.items():
+        fitting = f"min({width}px, {100 * width / whole:.4f}cqi)"
+        yield f"main:has(#fit:checked) #scheme-{position} svg {{ width: {fitting}; }}\n"
 
 
 def _unit(timelines: Sequence[Timeline]) -> Fraction:

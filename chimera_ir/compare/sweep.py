@@ -418,14 +418,16 @@ def times_as_fast(report: Report) -> Fraction:
     return Fraction(round(1000 * report.baseline.makespan / report.makespan), 1000)
 
 
-def tabled(heads: Sequence[str], rows: Sequence[tuple[Sequence[str], Mapping[str, str]]], words: int = 0) -> Table:
+def tabled(
+    heads: Sequence[str], rows: Sequence[tuple[Sequence[str], Mapping[str, str]]], names: int, words: int = 0
+) -> Table:
     """The table of a comparison: cells under ``heads``, of which ``words`` are no numbers, then figures by their heads.
 
-    A figure that a row does not have is an empty cell.
+    The first ``names`` tell the rows apart. A figure that a row does not have is an empty cell.
     """
     figures = list(dict.fromkeys(head for _, by_head in rows for head in by_head))
     cells = [[*first, *(by_head.get(head, "") for head in figures)] for first, by_head in rows]
-    return Table.of_numbers([*heads, *figures], cells, words)
+    return Table.of_numbers([*heads, *figures], cells, names, words)
 
 
 def _table(sweep: Sweep) -> Table:
@@ -434,7 +436,8 @@ def _table(sweep: Sweep) -> Table:
         ([row.scheme for _ in several] + [str(row.settings.get(name, "")) for name in sweep.names], _figures(row))
         for row in sweep.results
     ]
-    return tabled([*several, *sweep.names], rows)
+    heads = [*several, *sweep.names]
+    return tabled(heads, rows, len(heads))
 
 
 def _heading(sweep: Sweep) -> str:

@@ -65,10 +65,17 @@ def require_settable(scheme: ast.Scheme, settings: Mapping[str, int]) -> None:
         if name not in names:
             has = f"its parameters are {', '.join(names)}" if names else "it has none"
             near = closest(name, names)
-            guess = f" (did you mean {near}?)" if near else ""
-            raise ParameterError(f"the scheme has no parameter {name}{guess}; {has}")
+            advice = f" (did you mean {near}?); {has}" if near else f"; {has}{_meaning(scheme, names)}"
+            raise ParameterError(f"the scheme has no parameter {name}{advice}")
         if abs(value) > LIMIT:
             raise ParameterError(f"the value of {name} is beyond 2**63 - 1 in size")
+
+
+def _meaning(scheme: ast.Scheme, names: tuple[str, ...]) -> str:
+    """Which parameter is the number of workers, in words; empty if none is."""
+    counts = (item.count for item in scheme.items if isinstance(item, ast.Workers))
+    name = next((count.text for count in counts if isinstance(count, ast.Name) and count.text in names), "")
+    return f"; {name} is the number of workers" if name else ""
 
 
 def evaluate_globals(scheme: ast.Scheme, settings: Mapping[str, int]) -> Globals:

@@ -88,6 +88,7 @@ def document(levels: _Levels) -> PageDocument:
         notes=list(_notes(levels)),
         schedules=tables,
         matches=matches(*(schedule.rows for schedule in schedules)) if compared else None,
+        matched_by=matches(*(schedule.rows for schedule in reversed(schedules))) if compared else None,
         texts=[
             source_text(levels.request.source, shown.rows),
             program_text(levels.program_text, levels.verified, shown.rows),

@@ -13,7 +13,7 @@ from chimera_ir.cost.report import Figures
 from chimera_ir.flow import live
 from chimera_ir.ir.kinds import KEPT, ON_HOST_UNITS, ON_WORKER, Counted
 from chimera_ir.ir.levels import Header, Program, Quantity
-from chimera_ir.ir.ops import NOWHERE, Compute, Operation, Stage, WaitMove, Worker
+from chimera_ir.ir.ops import NOWHERE, Compute, Micro, Operation, Stage, WaitMove, Worker
 from chimera_ir.ir.streams import ProgramStream
 from chimera_ir.ir.text.printer import line
 from chimera_ir.ir.turns import in_turn
@@ -182,10 +182,14 @@ class TurnTable:
 
 @dataclass(frozen=True, slots=True)
 class ChangeTable:
-    """Changes of what a worker keeps: ``amount`` is added at the start or, if ``at_end``, the end of ``operation``."""
+    """Changes of what a worker keeps: ``amount`` is added at the start or, if ``at_end``, the end of ``operation``.
+
+    It is kept of the micro-batch and the stage of the operation ``of``.
+    """
 
     worker: Column
     operation: Column
+    of: Column
     at_end: Column
     amount: Column
 
@@ -223,6 +227,7 @@ class ScheduleTables:
     looks: Sequence[Look]
     sliders: Sequence[Slider] = ()
     operations: OperationTable
+    clocks: Column | None = None
     events: EventTable = EventTable()
     messages: MessageTable = MessageTable()
     sums: SumTable = SumTable()
@@ -267,6 +272,7 @@ class PageDocument:
     texts: Sequence[SourceText]
     mistake: ShownMistake | None = None
     matches: Column | None = None
+    matched_by: Column | None = None
     trace: object = None
     format: int = 1
 
@@ -305,14 +311,33 @@ def rows(lanes: Iterable[Iterable[Operation]]) -> list[OperationRow]:
     ]
 
 
-def matches(rows: Iterable[OperationRow], others: Iterable[OperationRow]) -> list[int]:
-    """The index in ``others`` of the row with the same kind, micro-batches and stage, for each of ``rows``; else -1."""
+def matches(rows: Sequence[OperationRow], others: Sequence[OperationRow]) -> list[int]:
+    """The index in ``others`` of the row with the same kind, micro-batches and stage, for each of ``rows``; else -1.
+
+    A half of a backward that is whole in ``others`` has that one's index, and a whole backward that of its first half.
+    """
     numbers = {_work_key(row.operation): number for number, row in enumerate(others)}
-    return [numbers.get(_work_key(row.operation), -1) for row in rows]
+    same = {_work_key(row.operation) for row in rows}
+    backwards = {
+        key[1:]: numbers[key]
+        for key in (_work_key(row.operation) for row in reversed(others) if _is_backward(row.operation))
+        if key not in same
+    }
+
+    def match(operation: Compute) -> int:
+        key = _work_key(operation)
+        return numbers.get(key, backwards.get(key[1:], -1) if _is_backward(operation) else -1)
+
+    return [match(row.operation) for row in rows]
 
 
-def _work_key(operation: Compute) -> tuple[object, ...]:
+def _work_key(operation: Compute) -> tuple[str, tuple[Micro, ...], Stage]:
     return operation.kind.letter, operation.micros, operation.stage
+
+
+def _is_backward(operation: Compute) -> bool:
+    """Whether it is a backward or a half of one."""
+    return KEPT in operation.kind.reads or operation.kind.sums
 
 
 class OperationTables(NamedTuple):
@@ -374,13 +399,14 @@ def _look(painted: Looks, group: ColourGroup, number: int, example: Compute) -> 
 class _ChangeOfRow(NamedTuple):
     """A change of what a worker keeps of a stage, shown at the start or, with ``at_end``, at the end of an operation.
 
-    ``number`` is the row of that operation. ``micros`` is how much more is kept, negative if less, in the units of
-    which a micro-batch has `Header.units`; ``unit`` says what is kept.
+    ``number`` is the row of that operation, ``of`` that of an operation on the micro-batch. ``micros`` is how much more
+    is kept, negative if less, in the units of which a micro-batch has `Header.units`; ``unit`` says what is kept.
     """
 
     worker: int
     stage: Stage
     number: int
+    of: int
     at_end: bool
     unit: Counted
     micros: int
@@ -454,11 +480,17 @@ def _bytes(
 
 
 def _changes(program: Program, rows: Sequence[OperationRow]) -> Iterator[_ChangeOfRow]:
-    numbers = {row.operation: number for number, row in enumerate(rows)}
+    header, numbers = program.header, {row.operation: number for number, row in enumerate(rows)}
+    # Of the operations on a micro-batch, one that is about few others.
+    by_size = sorted(enumerate(rows), key=lambda entry: -len(entry[1].operation.micros))
+    of = {(micro, row.operation.stage): number for number, row in by_size for micro in row.operation.micros}
     for worker, parts in enumerate(program.parts):
-        timed = live.timed_changes(program.header, _steps(list(parts.steps), numbers), KEPT_UNITS)
+        timed = live.timed_changes(header, _steps(list(parts.steps), numbers), KEPT_UNITS)
         for (number, at_end), step, unit, amount in timed:
-            yield _ChangeOfRow(worker, step.stage, number, at_end, unit, amount)
+            whole = header.length(step.micros)
+            for micro in step.micros:
+                part, about = amount * header.length((micro,)) // whole, of[micro, step.stage]
+                yield _ChangeOfRow(worker, step.stage, number, about, at_end, unit, part)
 
 
 _Time = tuple[int, bool]
@@ -491,6 +523,7 @@ def _table(changes: Sequence[_ChangeOfRow], size: _Size) -> ChangeTable:
     return ChangeTable(
         worker=[change.worker for change in changes],
         operation=[change.number for change in changes],
+        of=[change.of for change in changes],
         at_end=[int(change.at_end) for change in changes],
         amount=[size(change) for change in changes],
     )

@@ -1,5 +1,6 @@
 """The page of a text that cannot be proven: its lanes, as far as it has any, with the mistake drawn on them."""
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
@@ -7,28 +8,32 @@ from itertools import pairwise, product
 from pathlib import PurePath
 
 from chimera_ir.diagnostics.catalogue.program import Deadlock, Launches, LaunchOrder
-from chimera_ir.diagnostics.catalogue.schedule import Cycle, MissingLine, MissingSend, MissingWaitRecv
+from chimera_ir.diagnostics.catalogue.schedule import Conflict, Cycle, MissingLine, MissingSend, MissingWaitRecv
 from chimera_ir.diagnostics.model import Diagnostic
 from chimera_ir.errors import TextError
 from chimera_ir.flow.flow import ABSENT, Flow
 from chimera_ir.ir.levels import Header, Plan
-from chimera_ir.ir.ops import Compute, Instruction, Pair
+from chimera_ir.ir.ops import Compute, Instruction, Pair, Planned
 from chimera_ir.ir.streams import Level, PlanStream, ProgramStream, ScheduleStream
 from chimera_ir.ir.text.printer import line
 from chimera_ir.lower.lower import order
 from chimera_ir.page import tables
 from chimera_ir.page.tables import OperationRow, PageDocument, ScheduleTables, ShownMistake
+from chimera_ir.picture.looks import Row
 from chimera_ir.source import Source
 
 _FEW = 64
 """The most operations of one line of the text that are marked: a wrong formula may stand for thousands."""
 
 _Arrow = dict[str, object]
+_Place = tuple[int, int]
+"""A worker, and how many operations that occupy its lane stand before another one."""
 
 
 def document(error: TextError, source: Source, level: Level | PlanStream | None) -> PageDocument:
     """The contents of the page of a text with errors; ``level`` is what it describes, if it can be read as a level."""
-    sketch = _Sketch(*_lanes(level))
+    header, lanes = _lanes(level)
+    sketch = _Sketch(header, lanes, level.clocked if isinstance(level, Plan) and level.is_clocked else ())
     return PageDocument(
         title=PurePath(source.name).name if sketch.header is None else tables.name_of(sketch.header),
         notes=[],
@@ -49,10 +54,14 @@ def _lanes(level: Level | PlanStream | None) -> tuple[Header | None, Sequence[Se
 
 @dataclass(frozen=True)
 class _Sketch:
-    """The lanes of a text with mistakes, as far as it could be read; ``header`` is None if there are no lanes."""
+    """The lanes of a text with mistakes, as far as it could be read; ``header`` is None if there are no lanes.
+
+    The operations are ``planned`` on clocks if all of them have one.
+    """
 
     header: Header | None
     lanes: Sequence[Sequence[Instruction]]
+    planned: Sequence[Planned]
 
     def line(self, instruction: Instruction) -> str:
         assert self.header is not None, "lanes have a header"
@@ -64,7 +73,29 @@ class _Sketch:
         rows = tables.rows(
             [instruction for instruction in lane if isinstance(instruction, Compute | Pair)] for lane in self.lanes
         )
-        return [row for row in rows if self.header is not None and _is_placed(self.header, row.operation)]
+        placed = (row for row in rows if self.header is not None and _is_placed(self.header, row.operation))
+        return [row._replace(height=self.halves.get((row.worker, row.place), row.height)) for row in placed]
+
+    @cached_property
+    def clocks(self) -> dict[_Place, int]:
+        """The clock of each operation; empty where the lanes are of no plan, or not all operations have clocks."""
+        lanes: dict[int, list[int]] = {worker: [] for worker in range(len(self.lanes))}
+        for planned in self.planned:
+            if not planned.operation.kind.moves:
+                lanes[planned.worker].append(planned.clock)
+        sizes = [sum(_occupies(instruction) for instruction in lane) for lane in self.lanes]
+        if sizes != [*map(len, lanes.values())]:
+            return {}  # the order has operations that the text does not have, such as recomputations
+        return {(worker, place): clock for worker, lane in lanes.items() for place, clock in enumerate(sorted(lane))}
+
+    @cached_property
+    def halves(self) -> dict[_Place, Row]:
+        """The half of the lane of operations that share a clock of a worker: upper for the first, lower for others."""
+        places: dict[tuple[int, int], list[_Place]] = defaultdict(list)
+        for place, clock in self.clocks.items():
+            places[place[0], clock].append(place)
+        clashing = (shared for shared in places.values() if len(shared) > 1)
+        return {place: Row.LOWER if number else Row.UPPER for shared in clashing for number, place in enumerate(shared)}
 
     @cached_property
     def numbers(self) -> dict[str, int]:
@@ -93,6 +124,7 @@ class _Sketch:
             workers=header.workers,
             unit="",
             updates=header.updates,
+            clocks=[self.clocks[row.worker, row.place] for row in self.rows] if self.clocks else None,
             **tables.tables_of_operations(header, self.rows, [-1] * len(self.rows))._asdict(),
         )
 
@@ -153,10 +185,13 @@ class _Sketch:
     def _named(self, mistake: Diagnostic) -> Iterable[int]:
         """The rows of the operations to mark for a mistake.
 
-        They are the operations that the texts in the mistake's fields name; where such a text is another line of a
-        lane, it is the operation nearest to that line. If no text names a line, they are the operations that come from
-        the mistake's place in the text, or none if these are more than a few.
+        Of a conflict they are all operations that share a clock. Of others they are the operations that the texts in
+        the mistake's fields name; where such a text is another line of a lane, it is the operation nearest to that
+        line. If no text names a line, they are the operations that come from the mistake's place in the text, or none
+        if these are more than a few.
         """
+        if isinstance(mistake, Conflict):
+            return [number for number, row in enumerate(self.rows) if (row.worker, row.place) in self.halves]
         texts = [value for entry in fields(mistake) if isinstance(value := getattr(mistake, entry.name), str)]
         worker = getattr(mistake, "worker", -1)
         named = [self.numbers.get(text, self.of_lines.get((worker, text))) for text in texts]
@@ -169,6 +204,10 @@ class _Sketch:
 def _arrow(before: int | None, after: int | None, words: str) -> Iterator[_Arrow]:
     if before is not None and after is not None:
         yield {"from": before, "to": after, "words": words}
+
+
+def _occupies(instruction: Instruction) -> bool:
+    return isinstance(instruction, Compute | Pair) and not instruction.kind.moves
 
 
 def _is_placed(header: Header, operation: Compute) -> bool:

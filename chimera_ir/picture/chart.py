@@ -46,11 +46,11 @@ class Pattern(NamedTuple):
 LIGHT_GROUND, DARK_GROUND = "#f6f6f6", "#181a1f"
 """The colours between the lines, in light and in dark pictures."""
 
-BUBBLE = Pattern(7, "M-1 1L1 -1M0 7L7 0M6 8L8 6", 0.7, "#555555", "#464646")
-MESSAGE = Pattern(5, "M1.5 0V5", 2, "#4400bb", "#5555ff")
-SUM = Pattern(5, "M0 1.5H5", 2, "#994400", "#783000")
-SEND = Pattern(6, "M2 3H4M5 0H6M0 0H1M5 6H6M0 6H1", 2, "#883399", "#781888")
-POST = Pattern(4, "M0 0L4 4M4 0L0 4", 1, "#442200", "#2000c8")
+BUBBLE = Pattern(7, "M-1 1L1 -1M0 7L7 0M6 8L8 6", 0.7, "#555555", "#5a6969")
+MESSAGE = Pattern(5, "M1.5 0V5", 2, "#4400bb", "#5a69f0")
+SUM = Pattern(5, "M0 1.5H5", 2, "#994400", "#c31e1e")
+SEND = Pattern(6, "M2 3H4M5 0H6M0 0H1M5 6H6M0 6H1", 2, "#883399", "#873ca5")
+POST = Pattern(4, "M0 0L4 4M4 0L0 4", 1, "#442200", "#780fff")
 """The pattern of time in which messages or sums are posted, or data loaded: no wait, and nothing is computed."""
 
 WAITS = {"bubble": BUBBLE, "message": MESSAGE, "sum": SUM, "send": SEND, "post": POST}

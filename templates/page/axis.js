@@ -16,11 +16,13 @@ export function drawAxis(sight, all, pointed) {
   context.strokeStyle = theme.line;
   context.lineWidth = 1;
   line(context, left, top - 0.5, width, top - 0.5);
-  if (all.length === 0 || !all[0].proven) {
+  if (all.length === 0) return;
+  const { proven, schedule: { unit, clocks } } = all[0];
+  if (!proven && clocks === null) {
     drawText(sight, "operations in the order of their lanes; without a proof they have no times", left, 16, theme.muted);
     return;
   }
-  const unit = all[0].schedule.unit;
+  if (!proven) drawText(sight, "clock", left - 8, top - 15, theme.muted, "12px", left - 8, "right");
   const part = partOf(unit, Math.max(...all.map(({ run }) => run.span)));
   const step = roundStep(70 / scale / part.of) * part.of;
   const last = from + (width - left) / scale;
@@ -74,6 +76,9 @@ export function drawEnds(sight, rows, all) {
   });
 }
 
+/** Pixels that a name takes. */
+const NAME = 14;
+
 /**
  * Draws the names of the rows on a ground that hides what is left of the plot.
  * @param {Sight} sight
@@ -88,6 +93,8 @@ export function drawNames(sight, rows, all) {
   line(context, left - 0.5, top, left - 0.5, sight.height);
   for (const row of rowsBetween(rows, sight.scrolled, sight.scrolled + sight.height - top)) {
     const y = yOf(sight, row) + row.height / 2;
+    // Names of low lanes would lie over each other.
+    if (row.kind !== "heading" && row.index % Math.ceil(NAME / (row.height + 2)) !== 0) continue;
     const played = all[row.schedule];
     context.textBaseline = "middle";
     if (row.kind === "heading") {

@@ -5,7 +5,7 @@ import { Camera } from "./camera.js";
 import { listOf } from "./engine.js";
 import { drawLane } from "./lanes.js";
 import { AXIS, rowAt, rowOf, rowsBetween, rowsOf, sheetsOf, xOf, yOf } from "./layout.js";
-import { drawCritical, drawMessages, drawNeeds, drawOutline } from "./lines.js";
+import { drawCritical, drawIdleChosen, drawMessages, drawNeeds, drawOutline } from "./lines.js";
 import { drawMarks } from "./marks.js";
 import { drawMistake } from "./mistake_lines.js";
 import { drawActivity } from "./recorded.js";
@@ -33,8 +33,11 @@ export class Chart {
     this.rows = [];
     /** @type {number | null} */
     this.pointed = null; // time under the pointer
+    /** @type {(() => void)[]} */
+    this.hearers = [];
     this.pending = false;
     this.printing = false;
+    this.strips = false; // whether some lane is a strip of mean colours
     this.share = 1; // of how many messages one is drawn
     this.sheet = { top: 0, height: 0 }; // what of the rows is on a printed sheet
     /** @type {HTMLCanvasElement[]} */
@@ -45,6 +48,7 @@ export class Chart {
       else this.later();
     });
     this.limit();
+    this.open();
     scroller.addEventListener("scroll", () => this.later());
     // An observer that changed the sizes of elements at once would be told of them in a loop.
     new ResizeObserver(() => requestAnimationFrame(() => this.arrange())).observe(scroller);
@@ -57,6 +61,13 @@ export class Chart {
     const ends = [...this.store.all.map(({ run }) => run.span), recorded];
     const lengths = this.store.all.map(({ start, end }) => shortestLength(start, end));
     this.camera.limit(Math.max(0, ...ends), Math.min(Infinity, ...lengths.filter((length) => length > 0)));
+  }
+
+  /** Shows at first all of the time, of a stream the warm-up and one turn. */
+  open() {
+    if (this.store.page.trace !== null) return;
+    const ends = this.store.all.map(seenFirst);
+    if (this.store.all.some(({ schedule }) => schedule.turn !== null)) this.camera.span = Math.min(this.camera.end, Math.max(...ends) * 1.02);
   }
 
   /** Puts rows where they belong, and makes the canvas as large as what is seen of them. */
@@ -112,6 +123,7 @@ export class Chart {
     context.fillRect(0, 0, width, height);
     const seen = rowsBetween(this.rows, scrolled, scrolled + height - top);
     const dimmed = all.map((_, schedule) => this.store.dimmed(schedule));
+    this.strips = false;
     for (const row of seen) this.drawRow(sight, row, dimmed[row.schedule]);
     context.save();
     context.beginPath();
@@ -136,11 +148,13 @@ export class Chart {
     context.restore();
     drawNames(sight, this.rows, all);
     drawAxis(sight, all, this.printing ? null : this.pointed);
-    this.drawn();
+    for (const hear of this.hearers) hear();
   }
 
-  /** Is called when all is drawn. */
-  drawn() {}
+  /** @param {() => void} hear is called whenever all is drawn */
+  whenDrawn(hear) {
+    this.hearers.push(hear);
+  }
 
   /**
    * @param {Sight} sight
@@ -149,7 +163,7 @@ export class Chart {
    */
   drawRow(sight, row, dimmed) {
     const played = this.store.all[row.schedule];
-    if (row.kind === "lane") drawLane(sight, played, row, dimmed);
+    if (row.kind === "lane" && drawLane(sight, played, row, dimmed)) this.strips = true;
     if (row.kind === "measured" && this.store.measured !== null) drawLane(sight, this.store.measured.boxes, row, null);
     if (row.kind === "link") drawLink(sight, row, played);
     if (row.kind === "sums") drawSums(sight, row, played);
@@ -167,7 +181,8 @@ export class Chart {
    */
   drawChosen(sight) {
     const { all, state } = this.store;
-    const { selected, hovered } = state;
+    const { selected, hovered, idle } = state;
+    if (idle !== null) drawIdleChosen(sight, this.rows, all, idle);
     const needs = selected ?? hovered;
     if (needs !== null) drawNeeds(sight, this.rows, all, needs);
     for (const [place, width] of /** @type {[Place | null, number][]} */ ([[hovered, 1.5], [selected, 2.5]])) {
@@ -259,6 +274,18 @@ export class Chart {
 }
 
 /**
+ * The end of what is shown first: of a stream, two turns behind the idle time of its warm-up; so one is seen on all lanes.
+ * @param {Played} played
+ * @returns {number}
+ */
+function seenFirst({ schedule: { turn }, run, idle, update }) {
+  if (turn === null) return run.span;
+  const steady = Array.from(turn.events).reduce((least, event) => Math.min(least, run.start[event]), run.span);
+  const warmUp = idle.end.reduce((most, end) => (end <= steady ? Math.max(most, end) : most), 0);
+  return Math.min(run.span, warmUp + 2 * turn.updates * update);
+}
+
+/**
  * @param {Float64Array} start
  * @param {Float64Array} end
  * @returns {number}
@@ -305,18 +332,18 @@ function drawMoves(sight, row, { plan, run, schedule: { events, moves } }) {
  * @param {Row} row
  * @param {Played} played
  */
-function drawSums(sight, row, { plan, run, schedule: { sums, events } }) {
+function drawSums(sight, row, { plan, run, schedule: { sums } }) {
   const { context, theme, scale } = sight;
   const y = yOf(sight, row);
   context.fillStyle = theme.sum;
-  for (const launch of listOf(plan.launches, row.index)) {
-    const x = xOf(sight, run.end[launch]);
+  for (const place of listOf(plan.launches, row.index)) {
+    const x = xOf(sight, run.end[sums.launches[place]]);
     context.beginPath();
     context.moveTo(x, y + 1);
     context.lineTo(x + 4, y + row.height);
     context.lineTo(x - 4, y + row.height);
     context.fill();
-    const event = sums.event[events.subject[launch]];
-    if (event >= 0) context.fillRect(xOf(sight, run.start[event]), y + 2, run.length[event] * scale, row.height - 3);
+    const event = sums.event[plan.sumOf[place]];
+    context.fillRect(xOf(sight, run.start[event]), y + 2, run.length[event] * scale, row.height - 3);
   }
 }

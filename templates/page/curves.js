@@ -35,6 +35,29 @@ export function memoryCurves(plan, run, memory) {
 }
 
 /**
+ * Of which micro-batches and stages a worker keeps something at a time, in the order in which they came.
+ * @param {import("./engine.js").Plan} plan
+ * @param {import("./engine.js").Run} run
+ * @param {Memory} memory
+ * @param {number} worker
+ * @param {number} time
+ * @returns {string[]} as "m3 s1"
+ */
+export function keptAt({ schedule: { operations } }, run, { changes }, worker, time) {
+  /** @type {Map<number, number>} */
+  const amounts = new Map();
+  for (let row = 0; row < changes.worker.length; row++) {
+    if (changes.worker[row] !== worker) continue;
+    const event = operations.event[changes.operation[row]];
+    if ((changes.at_end[row] ? run.end[event] : run.start[event]) > time) continue;
+    amounts.set(changes.of[row], (amounts.get(changes.of[row]) ?? 0) + changes.amount[row]);
+  }
+  const most = Math.max(...amounts.values(), 0);
+  const kept = [...amounts].filter(([, amount]) => amount > most * 1e-9);
+  return kept.map(([of]) => operations.words[of].split(" ").slice(1).join(" "));
+}
+
+/**
  * The messages on every link, from the start of their transfers to their arrivals, each as one.
  * @param {import("./engine.js").Plan} plan
  * @param {import("./engine.js").Run} run

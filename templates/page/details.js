@@ -2,11 +2,12 @@
 
 import { element } from "./dom.js";
 import { listOf } from "./engine.js";
+import { CAUSES } from "./idle.js";
 import { select } from "./keys.js";
 import { makerOf, takerOf } from "./lines.js";
 import { recordedTime } from "./measured.js";
 import { spanText } from "./numbers.js";
-import { differenceWords, needText, shortName, slackText, whenText } from "./words.js";
+import { awaited, differenceWords, needText, reason, shortName, slackText, whenText } from "./words.js";
 
 /**
  * Keeps a section up to date with what is selected.
@@ -17,20 +18,21 @@ import { differenceWords, needText, shortName, slackText, whenText } from "./wor
 export function showDetails(chart, section, openText) {
   const { store } = chart;
   const update = () => {
-    const { selected, line } = store.state;
-    if (selected !== null) section.replaceChildren(...detailsOf(chart, selected, openText));
+    const { selected, line, idle } = store.state;
+    if (idle !== null) section.replaceChildren(...ofIdle(chart, idle));
+    else if (selected !== null) section.replaceChildren(...detailsOf(chart, selected, openText));
     else if (line !== null) section.replaceChildren(...ofLine(store, line));
     else section.replaceChildren(element("h2", {}, "No operation selected"), hint());
   };
   store.listen((changed) => {
-    if (changed.has("selected") || changed.has("played") || changed.has("line") || changed.has("update")) update();
+    if (changed.has("selected") || changed.has("idle") || changed.has("played") || changed.has("line") || changed.has("update")) update();
   });
   update();
 }
 
 /** @returns {HTMLElement} */
 function hint() {
-  const words = "Click an operation, or a line of a text, to see what it waits for and where it comes from.";
+  const words = "Click an operation, idle time, or a line of a text, to see what it waits for and where it comes from.";
   return element("p", { class: "muted" }, words);
 }
 
@@ -44,6 +46,28 @@ function ofLine(store, { text, line }) {
   const count = Array.from(lines).filter((number) => number === line).length;
   const title = element("h2", {}, `Line ${line} of ${name}`);
   return [title, element("p", { class: "muted" }, `${count} operations stand out. Click the line again for the first.`)];
+}
+
+/**
+ * @param {import("./chart.js").Chart} chart
+ * @param {Stretch} stretch
+ * @returns {HTMLElement[]}
+ */
+function ofIdle(chart, { schedule, row }) {
+  const played = chart.store.all[schedule];
+  const { idle, schedule: { unit } } = played;
+  const { operation, words } = awaited(played, row);
+  const cause = idle.cause[row];
+  const facts = [
+    element("dt", {}, "time"),
+    element("dd", {}, spanText(unit, idle.start[row], idle.end[row], "for")),
+    element("dt", {}, CAUSES[cause]),
+    element("dd", {}, reason(cause)),
+  ];
+  const parts = [element("h2", {}, `P${idle.worker[row]} is idle`), element("dl", {}, ...facts)];
+  if (words === "") return parts;
+  const maker = operation < 0 ? [] : [jump(chart, { schedule, operation }, shortName(played, operation)), ": "];
+  return [...parts, element("h3", {}, "It waits for"), element("ul", { class: "waits" }, element("li", { class: "decides" }, ...maker, words))];
 }
 
 /**

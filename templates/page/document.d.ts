@@ -16,7 +16,9 @@ interface PageDocument {
   notes: string[]; // the lines that chimera compile prints about it
   mistake: Mistake | null; // of a text that is not proven
   schedules: Schedule[]; // one; with --against a second one; none where a mistake is above all schedules
-  matches: Column | null; // of each operation of the first schedule: the operation of the second one that does the same
+  matches: Column | null; // of each operation of the first schedule: the operation of the second one that does the same, or -1;
+  // a half of a backward has the whole one, which has its first half
+  matched_by: Column | null; // of each operation of the second schedule, likewise
   texts: SourceText[]; // of the first schedule: the scheme, the program, each rank's script
   trace: Trace | null; // what ranks recorded: page of a run, of a hang
 }
@@ -30,6 +32,7 @@ interface Schedule {
   looks: Look[];
   sliders: Slider[];
   operations: Operations;
+  clocks: Column | null; // per operation, of a text that is not proven; null where they have none, or times
   events: Events;
   messages: Messages;
   sums: Sums;
@@ -170,6 +173,7 @@ interface Memory {
   changes: {
     worker: Column;
     operation: Column;
+    of: Column; // an operation on the micro-batch and the stage of which it is kept
     at_end: Column; // 1 at the end of the operation, 0 at its start
     amount: Column;
   };

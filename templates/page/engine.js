@@ -38,7 +38,8 @@ export const ROLE = Object.freeze({
  * @property {Int32Array} form
  * @property {Int32Array} first the operations of worker w are first[w] up to, not including, first[w + 1]
  * @property {Lists} messages of each link
- * @property {Lists} launches events that launch sums, of each worker
+ * @property {Lists} launches places in `sums.launches`, of each worker
+ * @property {Int32Array} sumOf the sum that is launched at each of these places
  * @property {Lists} moves events that copy memory between each worker and its host
  * @property {Float64Array} preference weight of each event among critical paths of equal length
  * @property {Int32Array} laneFrom the events of worker w are laneFrom[w] up to, not including, laneFrom[w + 1]
@@ -67,7 +68,6 @@ export function prepare(schedule) {
   const before = { from: new Int32Array(events.before_from), rows: new Int32Array(events.before) };
   const after = inverted(before);
   const rows = grouped(operations.event, count);
-  const launches = grouped(Array.from(sums.launches, (event) => events.worker[event]), workers);
   return {
     schedule,
     events: count,
@@ -80,7 +80,8 @@ export function prepare(schedule) {
     first: grouped(operations.worker, workers).from,
     messages: grouped(messages.link, messages.links.length),
     moves: movesOf(schedule),
-    launches: { from: launches.from, rows: launches.rows.map((place) => sums.launches[place]) },
+    launches: grouped(Array.from(sums.launches, (event) => events.worker[event]), workers),
+    sumOf: owners({ from: new Int32Array(sums.launches_from), rows: new Int32Array(sums.launches) }),
     preference: preferences(schedule, rows),
     operations: rows,
     like: numbered(operations, rows, count),

@@ -22,6 +22,7 @@ const [FILL, DRAIN, DEPENDENCY, LINK, IMBALANCE, SUM, HOST] = CAUSES.keys();
  * @property {number[]} start
  * @property {number[]} end
  * @property {number[]} cause into CAUSES
+ * @property {number[]} wait the event that waits; -1 behind the last event of a lane
  * @property {Float64Array[]} totals per worker and cause
  */
 
@@ -34,16 +35,17 @@ export function idleTimes(plan, run) {
   const { workers } = plan.schedule;
   const totals = Array.from({ length: workers }, () => new Float64Array(CAUSES.length));
   /** @type {Idle} */
-  const idle = { worker: [], start: [], end: [], cause: [], totals };
+  const idle = { worker: [], start: [], end: [], cause: [], wait: [], totals };
   const excess = excesses(plan, run);
   for (let worker = 0; worker < workers; worker++) {
-    /** @param {number} cause @param {number} start @param {number} end */
-    const add = (cause, start, end) => {
+    /** @param {number} wait @param {number} cause @param {number} start @param {number} end */
+    const add = (wait, cause, start, end) => {
       if (end <= start) return;
       idle.worker.push(worker);
       idle.start.push(start);
       idle.end.push(end);
       idle.cause.push(cause);
+      idle.wait.push(wait);
       totals[worker][cause] += end - start;
     };
     addLane(plan, run, worker, excess, add);
@@ -56,7 +58,7 @@ export function idleTimes(plan, run) {
  * @param {import("./engine.js").Run} run
  * @param {number} worker
  * @param {Float64Array | null} excess
- * @param {(cause: number, start: number, end: number) => void} add
+ * @param {(wait: number, cause: number, start: number, end: number) => void} add
  */
 function addLane(plan, run, worker, excess, add) {
   const [from, until] = [plan.laneFrom[worker], plan.laneFrom[worker + 1]];
@@ -71,16 +73,16 @@ function addLane(plan, run, worker, excess, add) {
     const { awaited, posted, cause } = awaitedBy(plan, run, event);
     const [start, end] = [run.start[event], run.end[event]];
     const middle = Math.min(Math.max(posted, start), end);
-    if (event < first) add(FILL, start, middle);
-    else if (event > last) add(DRAIN, start, middle);
+    if (event < first) add(event, FILL, start, middle);
+    else if (event > last) add(event, DRAIN, start, middle);
     else {
       const slow = excess === null ? 0 : Math.min(excessWithin(plan, run, excess, awaited, start, middle), middle - start);
-      add(DEPENDENCY, start, middle - slow);
-      add(IMBALANCE, middle - slow, middle);
+      add(event, DEPENDENCY, start, middle - slow);
+      add(event, IMBALANCE, middle - slow, middle);
     }
-    add(cause, middle, end);
+    add(event, cause, middle, end);
   }
-  add(DRAIN, until > from ? run.end[until - 1] : 0, run.span);
+  add(-1, DRAIN, until > from ? run.end[until - 1] : 0, run.span);
 }
 
 /**

@@ -2,8 +2,8 @@
 
 import { element, table } from "./dom.js";
 import { makerOf, takerOf } from "./lines.js";
-import { operationNear } from "./search.js";
-import { sentence } from "./words.js";
+import { idleAt, operationNear } from "./search.js";
+import { idleText, sentence } from "./words.js";
 
 /** @type {[string, string][]} */
 const HELP = [
@@ -11,10 +11,11 @@ const HELP = [
   ["↑ ↓", "the operation at the same time on the lane above and below"],
   ["Home End", "first and last operation of the lane"],
   ["[ ]", "what the operation waits for, what waits for it"],
+  ["i", "the idle time before the operation"],
   ["+ −", "closer, farther"],
   ["0", "the whole schedule"],
   ["Shift ← →", "earlier, later"],
-  ["c m k l d r", "critical path, messages, memory, links, differences, what was recorded"],
+  ["c m k l d r o", "critical path, messages, memory, links, differences, what was recorded, overview"],
   ["Escape", "nothing selected"],
   ["?", "these keys"],
 ];
@@ -42,6 +43,7 @@ export function connectKeys(chart, dialog) {
     "End": () => edge(chart, true),
     "[": () => follow(chart, false),
     "]": () => follow(chart, true),
+    "i": () => selectIdle(store),
     "+": () => camera.zoom(1 / 1.5, focusOf(chart)),
     "=": () => camera.zoom(1 / 1.5, focusOf(chart)),
     "-": () => camera.zoom(1.5, focusOf(chart)),
@@ -52,6 +54,7 @@ export function connectKeys(chart, dialog) {
     "l": () => toggle(store, "links"),
     "d": () => toggle(store, "differences"),
     "r": () => toggle(store, "measured"),
+    "o": () => toggle(store, "overview"),
     "Escape": () => store.change({ selected: null, line: null, activity: null }),
     "?": () => dialog.showModal(),
   };
@@ -85,6 +88,19 @@ export function select(chart, place) {
   if (place === null) return;
   chart.store.change({ selected: place, line: null });
   chart.reveal(place);
+}
+
+/**
+ * Selects the idle time before the selected operation, if there is any.
+ * @param {import("./store.js").Store} store
+ */
+function selectIdle(store) {
+  const { selected } = store.state;
+  if (selected === null) return;
+  const { schedule, operation } = selected;
+  const { idle, start, run, schedule: { operations } } = store.all[schedule];
+  const row = idleAt(idle, operations.worker[operation], start[operation] - 2 * run.rounding);
+  if (row >= 0) store.change({ selected: null, idle: { schedule, row } });
 }
 
 /**
@@ -188,8 +204,9 @@ function follow(chart, forward) {
  */
 export function speak(store, region) {
   store.listen((changed) => {
-    if (!changed.has("selected")) return;
-    const { selected } = store.state;
-    region.textContent = selected === null ? "nothing selected" : sentence(store.all[selected.schedule], selected.operation);
+    if (!changed.has("selected") && !changed.has("idle")) return;
+    const { selected, idle } = store.state;
+    if (idle !== null) region.textContent = idleText(store.all[idle.schedule], idle.row);
+    else region.textContent = selected === null ? "nothing selected" : sentence(store.all[selected.schedule], selected.operation);
   });
 }

@@ -18,6 +18,7 @@ const SMALLEST_FONT = 8.5;
  * @param {Boxes} played
  * @param {Row} row
  * @param {Uint8Array | null} dimmed per operation: 1 where it stands back
+ * @returns {boolean} whether it is a strip
  */
 export function drawLane(sight, played, row, dimmed) {
   const { context, theme, from, scale, left, width } = sight;
@@ -31,10 +32,11 @@ export function drawLane(sight, played, row, dimmed) {
   context.fillRect(left, y, width - left, row.height);
   if (last - first > 40 && (width - left) / (last - first) < NARROW) {
     drawStrip(sight, played, y, row.height, first, last, idle, dimmed);
-    return;
+    return true;
   }
   drawIdle(sight, played, y, row.height, idle);
   drawBoxes(sight, played, y, row.height, first, last, dimmed);
+  return false;
 }
 
 /**
@@ -178,10 +180,7 @@ function drawStrip(sight, played, y, height, first, last, idle, dimmed) {
   const halves = operations.row[first] > 0 || operations.row[last - 1] > 0 ? 2 : 1;
   const sums = new Float32Array(columns * halves * 4);
   const grain = scale * ratio;
-  const idleColours = (played.idle.names ?? CAUSES).map((cause) => {
-    const { ground, pattern } = idleLook(cause, theme.dark);
-    return mean(rgb(ground), mean(rgb(ground), rgb(pattern.mark)));
-  });
+  const idleColours = (played.idle.names ?? CAUSES).map((cause) => idleMean(cause, theme.dark));
   for (let at = idle[0]; at < idle[1]; at++) {
     const colour = idleColours[played.idle.cause[at]];
     const [start, end] = [(played.idle.start[at] - from) * grain, (played.idle.end[at] - from) * grain];
@@ -205,6 +204,17 @@ function drawStrip(sight, played, y, height, first, last, idle, dimmed) {
   strip.putImageData(pixels(sums, columns, halves, back), 0, 0);
   context.imageSmoothingEnabled = false;
   context.drawImage(stripCanvas, 0, 0, columns, halves, left, y, sight.width - left, height);
+}
+
+/**
+ * The colour of idle time in a strip.
+ * @param {string} cause
+ * @param {boolean} dark
+ * @returns {number[]}
+ */
+export function idleMean(cause, dark) {
+  const { ground, pattern } = idleLook(cause, dark);
+  return mean(rgb(ground), mean(rgb(ground), rgb(pattern.mark)));
 }
 
 /**

@@ -5,6 +5,7 @@ const SUMS_ROW = 6;
 const HOST_ROW = 8;
 const LINK_ROW = 20;
 const GAP_BELOW = 6;
+const GAP_OF_OVERVIEW = 2;
 const GAP_OF_ARROWS = 40;
 
 /** Pixels of the axis above the rows. */
@@ -32,19 +33,23 @@ export function rowsOf(all, state, room) {
     top += height;
   };
   const lanes = all.reduce((count, { schedule }) => count + schedule.workers, 0);
-  const lane = Math.round(Math.min(44, Math.max(18, room / lanes / (1.2 + (state.shows.memory ? 0.8 : 0) + (state.shows.measured ? 1 : 0)))));
+  const { overview, measured, links } = state.shows;
+  const withMemory = state.shows.memory && !overview;
+  const share = room / lanes / (overview ? 1 : 1.2 + (withMemory ? 0.8 : 0) + (measured ? 1 : 0));
+  const lane = overview ? Math.min(18, Math.max(4, Math.floor(share) - GAP_OF_OVERVIEW)) : Math.round(Math.min(44, Math.max(18, share)));
+  const gap = overview ? GAP_OF_OVERVIEW : GAP_BELOW;
   all.forEach(({ schedule, memory, proven }, number) => {
     if (all.length > 1) add("heading", number, 0, HEADING_ROW, schedule.name);
-    const hasSums = schedule.sums.launches.length > 0 && proven;
+    const hasSums = schedule.sums.launches.length > 0 && proven && !overview;
     for (let worker = 0; worker < schedule.workers; worker++) {
       add("lane", number, worker, lane, `P${worker}`);
-      if (state.shows.measured && number === 0) add("measured", number, worker, lane, "run");
-      if (schedule.moves.event.length > 0 && proven) add("host", number, worker, HOST_ROW, "");
+      if (measured && number === 0) add("measured", number, worker, lane, "run");
+      if (schedule.moves.event.length > 0 && proven && !overview) add("host", number, worker, HOST_ROW, "");
       if (hasSums) add("sums", number, worker, SUMS_ROW, "");
-      if (state.shows.memory && memory.length > 0) add("memory", number, worker, Math.max(20, lane - 6), "");
-      top += proven ? GAP_BELOW : GAP_OF_ARROWS;
+      if (withMemory && memory.length > 0) add("memory", number, worker, Math.max(20, lane - 6), "");
+      top += proven ? gap : GAP_OF_ARROWS;
     }
-    if (state.shows.links && proven) {
+    if (links && proven) {
       top += GAP_BELOW;
       schedule.messages.links.forEach(({ from, to }, link) => {
         add("link", number, link, LINK_ROW, `${from}→${to}`);

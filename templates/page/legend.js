@@ -2,6 +2,7 @@
 
 import { element } from "./dom.js";
 import { CAUSES } from "./idle.js";
+import { idleMean } from "./lanes.js";
 import { idleLook, lookPattern, moveBox, swatch, themeOf } from "./theme.js";
 import { reason } from "./words.js";
 
@@ -22,11 +23,18 @@ const RECORDED = [
 
 /**
  * Keeps the legend up to date with the mode, and with the causes of idle time that there are.
- * @param {import("./store.js").Store} store
+ * @param {import("./chart.js").Chart} chart
  * @param {HTMLElement} legend
  */
-export function showLegend(store, legend) {
-  const update = () => legend.replaceChildren(...entries(store));
+export function showLegend(chart, legend) {
+  const { store } = chart;
+  let { strips } = chart;
+  const update = () => legend.replaceChildren(...entries(store, strips));
+  chart.whenDrawn(() => {
+    if (strips === chart.strips) return;
+    strips = chart.strips;
+    update();
+  });
   store.listen((changed) => {
     if (changed.has("dark") || changed.has("played") || changed.has("shows")) update();
   });
@@ -35,9 +43,10 @@ export function showLegend(store, legend) {
 
 /**
  * @param {import("./store.js").Store} store
+ * @param {boolean} strips whether some lane is drawn in mean colours
  * @returns {HTMLElement[]}
  */
-function entries(store) {
+function entries(store, strips) {
   const { all, state } = store;
   const { mode, dark } = themeOf(state.dark);
   /** @type {Map<string, { sample: HTMLCanvasElement, names: Set<string> }>} */
@@ -56,6 +65,8 @@ function entries(store) {
     const { pattern, ground } = idleLook(cause, dark);
     return [entry(swatch(ground, pattern), cause, reason(number))];
   });
+  // From afar a pattern is its mean colour, which most causes have in common.
+  if (strips && causes.length > 0) causes.push(entry(swatch(hex(idleMean("fill", dark)), null), "idle time, from afar"));
   const waits = RECORDED.flatMap(([wait, name]) => {
     if (!state.shows.measured || !store.page.trace?.activities.some((activity) => activity.wait === wait)) return [];
     const { pattern, ground } = idleLook(wait, dark);
@@ -105,6 +116,11 @@ function hasMoves(proven, kind) {
  */
 function alone(differences) {
   return differences !== null && (differences.added.length > 0 || differences.match.some((other) => other < 0));
+}
+
+/** @param {number[]} colour @returns {string} */
+function hex(colour) {
+  return `#${colour.map((value) => Math.round(value).toString(16).padStart(2, "0")).join("")}`;
 }
 
 /** @param {CanvasRenderingContext2D} context @param {string} ink */

@@ -3,6 +3,7 @@
 import { listOf, ROLE } from "./engine.js";
 import { heightOf } from "./lanes.js";
 import { lanesOf, rowOf, xOf, yOf } from "./layout.js";
+import { awaited } from "./words.js";
 
 /** Messages that are drawn at most; with more of them between its edges a picture would be grey. */
 const MOST_MESSAGES = 3000;
@@ -304,4 +305,24 @@ export function drawOutline(sight, rows, all, place, ink, width, dash = []) {
   context.lineWidth = width;
   context.stroke(ring);
   context.setLineDash([]);
+}
+
+/**
+ * Draws an outline around a stretch of idle time, and one around the operation that it waits for.
+ * @param {Sight} sight
+ * @param {Row[]} rows
+ * @param {Played[]} all
+ * @param {Stretch} stretch
+ */
+export function drawIdleChosen(sight, rows, all, { schedule, row }) {
+  const { idle } = all[schedule];
+  const { operation } = awaited(all[schedule], row);
+  if (operation >= 0) drawOutline(sight, rows, all, { schedule, operation }, sight.theme.waits, 2.5);
+  const lane = rowOf(rows, "lane", schedule, idle.worker[row]);
+  if (lane === null) return;
+  const { context, theme } = sight;
+  context.strokeStyle = theme.select;
+  context.lineWidth = 2.5;
+  const x = xOf(sight, idle.start[row]);
+  context.strokeRect(x, yOf(sight, lane), Math.max(2, xOf(sight, idle.end[row]) - x), lane.height);
 }

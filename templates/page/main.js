@@ -12,7 +12,7 @@ import { loadDocument } from "./read.js";
 import { showRecorded } from "./recorded.js";
 import { showSliders } from "./sliders.js";
 import { showStopped } from "./stopped.js";
-import { Store } from "./store.js";
+import { isChanged, Store } from "./store.js";
 import { showTables } from "./tables.js";
 import { Texts } from "./texts.js";
 import { showTools } from "./tools.js";
@@ -30,7 +30,7 @@ function show(page) {
   const chart = new Chart(store, part("lanes", HTMLElement), part("tall", HTMLElement), part("canvas", HTMLCanvasElement));
   const texts = new Texts(chart, part("texts", HTMLElement));
   showTools(chart, part("tools", HTMLElement), dialog);
-  showLegend(store, part("legend", HTMLElement));
+  showLegend(chart, part("legend", HTMLElement));
   showDetails(chart, part("details", HTMLElement), (text) => texts.open(text));
   showMistake(chart, part("mistake", HTMLElement));
   showStopped(chart, part("mistake", HTMLElement));
@@ -40,8 +40,9 @@ function show(page) {
   showSliders(store, sliders);
   showRecorded(chart, part("tools", HTMLElement), below, part("spoken", HTMLElement));
   showTables(chart, below);
-  showNotes(page, below);
+  showNotes(store, below);
   showFigures(store, part("figures", HTMLElement));
+  showAnswers(store, part("answers", HTMLElement));
   connectPointer(chart, part("tip", HTMLElement));
   connectKeys(chart, dialog);
   speak(store, part("spoken", HTMLElement));
@@ -66,11 +67,12 @@ function show(page) {
  */
 function showHint(chart, line) {
   const keys = "Drag to move. Zoom with the buttons, two fingers, Ctrl and the wheel, or + and −.";
-  chart.drawn = () => {
+  const update = () => {
     const words = chart.share > 1 ? `Too many messages to draw all: one of ${chart.share} on each link is drawn; closer there are more. ${keys}` : keys;
     if (line.textContent !== words) line.textContent = words;
   };
-  chart.drawn();
+  chart.whenDrawn(update);
+  update();
 }
 
 /**
@@ -89,6 +91,26 @@ function showFigures(store, line) {
 }
 
 /**
+ * Puts the compiler's answers below the figures, each a link to where it is said in full: what is proven, and, as long as
+ * no slider has moved, speed, memory and what limits both.
+ * @param {Store} store
+ * @param {HTMLElement} line
+ */
+function showAnswers(store, line) {
+  const { notes, trace } = store.page;
+  if (trace !== null || !store.all.some(({ proven }) => proven)) return;
+  const places = { speed: store.all.length > 1 ? "compared" : "said", memory: "memory", limit: "idle" };
+  const answers = Object.entries(places).flatMap(([name, id]) => {
+    const [words] = notes.filter((note) => note.startsWith(`${name}: `));
+    if (words === undefined) return [];
+    const shown = part("below", HTMLElement).querySelector(`#${id}:not([hidden])`) === null ? "said" : id;
+    return [element("a", { href: `#${shown}` }, words.split(/; | \(/)[0])];
+  });
+  line.append(element("a", { href: "#said" }, "proven"), ...answers);
+  store.listen((changed) => changed.has("played") && answers.forEach((answer) => (answer.hidden = store.isChanged)));
+}
+
+/**
  * @param {Played} played
  * @param {Played[]} all
  * @param {Trace["measured"]} measured
@@ -97,8 +119,7 @@ function showFigures(store, line) {
 function figuresOf({ schedule, update, bubbleRatio, plan, values }, all, measured) {
   const figure = (/** @type {string} */ name, /** @type {string} */ value) => element("span", {}, `${name} `, element("b", {}, value));
   const beside = all.length > 1 ? [element("span", {}, schedule.name)] : [];
-  const changed = values.some((value, slider) => value !== plan.values[slider]);
-  const before = changed ? [element("span", {}, `compiled: ${timeText(schedule.unit, schedule.facts.makespan)}`)] : [];
+  const before = isChanged(plan, values) ? [element("span", {}, `compiled: ${timeText(schedule.unit, schedule.facts.makespan)}`)] : [];
   const stream = schedule.turn === null ? "makespan" : "time of an update";
   const figures = [figure(stream, timeText(schedule.unit, update)), figure(measured === null ? "bubble ratio" : "bubble ratio, with steps", percent(bubbleRatio))];
   if (measured !== null) {
@@ -110,13 +131,20 @@ function figuresOf({ schedule, update, bubbleRatio, plan, values }, all, measure
 }
 
 /**
- * @param {PageDocument} page
+ * Adds what was said of the schedule as it was compiled; once a slider has moved, with a remark that this is so.
+ * @param {Store} store
  * @param {HTMLElement} below
  */
-function showNotes({ notes, trace }, below) {
+function showNotes(store, below) {
+  const { notes, trace } = store.page;
   if (notes.length === 0) return;
   const lines = notes.map((note) => element("li", {}, note));
-  below.append(element("section", {}, element("h2", {}, trace === null ? "What the compiler says" : "About the run"), element("ul", { class: "notes" }, ...lines)));
+  const words = "It speaks of the costs with which the schedule was compiled; lanes, figures and tables are those of the sliders.";
+  const remark = element("p", { class: "stale", role: "note" }, words);
+  below.append(element("section", { id: "said" }, element("h2", {}, trace === null ? "What the compiler says" : "About the run"), remark, element("ul", { class: "notes" }, ...lines)));
+  const update = () => (remark.hidden = !store.isChanged);
+  store.listen((changed) => changed.has("played") && update());
+  update();
 }
 
 show(await loadDocument());

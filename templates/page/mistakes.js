@@ -4,6 +4,9 @@ import { jump } from "./details.js";
 import { element, part } from "./dom.js";
 import { shortName } from "./words.js";
 
+/** Operations that are named at most; all are marked. */
+const MOST_NAMED = 8;
+
 /**
  * Fills the box of the mistake, if there is one: arrows in the order of their numbers on the lanes, and the first error;
  * notes and further errors unfold.
@@ -25,7 +28,8 @@ export function showMistake(chart, box) {
     box.append(element("ol", {}, ...lines));
   }
   if (others.length > 0) {
-    box.append(element("p", {}, "On the lanes: ", ...others.flatMap((row, at) => (at === 0 ? [place(row)] : [", ", place(row)]))));
+    const more = others.length > MOST_NAMED ? [`, and ${others.length - MOST_NAMED} more`] : [];
+    box.append(element("p", {}, "On the lanes: ", ...others.slice(0, MOST_NAMED).flatMap((row, at) => (at === 0 ? [place(row)] : [", ", place(row)])), ...more));
   }
   const [first, rest] = parted(mistake.text);
   box.append(element("pre", { tabindex: 0 }, first));

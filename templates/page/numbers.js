@@ -124,3 +124,16 @@ export function roundStep(least) {
   const power = 10 ** Math.floor(Math.log10(least));
   return power * ([1, 2, 5, 10].find((factor) => power * factor >= least * (1 - 1e-9)) ?? 10);
 }
+
+/** Names that a list has at most. */
+const NAMED = 6;
+
+/**
+ * The first of some names, and how many more there are.
+ * @param {string[]} names
+ * @returns {string}
+ */
+export function inShort(names) {
+  const more = names.length > NAMED ? [`${names.length - NAMED} more`] : [];
+  return [...names.slice(0, NAMED), ...more].join(", ");
+}

@@ -42,7 +42,7 @@ export function playedWith(schedule, values, kept, plan = prepare(schedule)) {
   return {
     ...{ schedule, plan, values, run, proven, start, end, first, update, kept, memory },
     bubbleRatio: proven ? bubbleRatioOf(plan, run, update) : 0,
-    idle: proven ? idleTimes(plan, run) : { worker: [], start: [], end: [], cause: [], totals: [] },
+    idle: proven ? idleTimes(plan, run) : { worker: [], start: [], end: [], cause: [], wait: [], totals: [] },
     get critical() {
       return critical();
     },
@@ -85,18 +85,18 @@ function marked(count, rows) {
 }
 
 /**
- * Gives each operation of a lane a unit of time; both parts of a pair have the same.
+ * Gives each operation of a lane a unit of time: its clock, or the next one; both parts of a pair have the same.
  * @param {Schedule} schedule
  * @param {Int32Array} first
  * @param {Float64Array} start
  * @param {Float64Array} end
  */
-function placeInOrder({ workers, operations }, first, start, end) {
+function placeInOrder({ workers, operations, clocks }, first, start, end) {
   for (let worker = 0; worker < workers; worker++) {
     let time = 0;
     for (let row = first[worker]; row < first[worker + 1]; row++) {
-      start[row] = time;
-      end[row] = time + 1;
+      start[row] = clocks === null ? time : clocks[row];
+      end[row] = start[row] + 1;
       if (operations.row[row] !== 1) time++;
     }
   }

@@ -1,14 +1,7 @@
 // Mouse and touch: moving, zooming, pointing and choosing.
 
-import { listOf } from "./engine.js";
-import { CAUSES } from "./idle.js";
 import { yOf } from "./layout.js";
-import { amountText, countedText, spanText, timeText } from "./numbers.js";
-import { recordedAt } from "./recorded.js";
-import { firstAbove, idleOfWorker, operationAt } from "./search.js";
-import { amountAt } from "./steps.js";
-import { underWay } from "./curves.js";
-import { reason, sentence } from "./words.js";
+import { markAt } from "./tips.js";
 
 /** Pixels that a pointer may move in a click. */
 const STILL = 5;
@@ -23,6 +16,26 @@ export function connectPointer(chart, tip) {
   /** @type {Map<number, { x: number, y: number }>} */
   const held = new Map();
   let moved = 0;
+  /** @type {{ event: MouseEvent, seen: string } | null} */
+  let pointed = null; // what the tip speaks of, and which part of the lanes was seen then
+
+  const seen = () => `${camera.from} ${camera.scale} ${scroller.scrollTop} ${canvas.getBoundingClientRect().top}`;
+  /** @param {MouseEvent} event */
+  const say = (event) => {
+    point(chart, tip, placeOf(event), event);
+    pointed = { event, seen: seen() };
+  };
+  const fallSilent = () => {
+    if (pointed === null) return;
+    pointed = chart.pointed = null;
+    tip.hidden = true;
+    store.change({ hovered: null });
+    chart.later();
+  };
+  // Wheels and keys move the lanes below a pointer that stays.
+  chart.whenDrawn(() => pointed !== null && !chart.printing && pointed.seen !== seen() && say(pointed.event));
+  addEventListener("scroll", (event) => event.target === document && fallSilent(), true);
+  addEventListener("pointerdown", fallSilent, true);
 
   /** @param {MouseEvent} event */
   const placeOf = (event) => {
@@ -40,7 +53,7 @@ export function connectPointer(chart, tip) {
     const now = placeOf(event);
     const last = held.get(event.pointerId);
     if (last === undefined) {
-      point(chart, tip, now, event);
+      say(event);
       return;
     }
     moved += Math.abs(now.x - last.x) + Math.abs(now.y - last.y);
@@ -52,22 +65,21 @@ export function connectPointer(chart, tip) {
       if (event.pointerType === "mouse") scroller.scrollTop += last.y - now.y;
       scroller.classList.add("moving");
     }
-    tip.hidden = true;
+    fallSilent();
     chart.later();
   });
   const release = (/** @type {PointerEvent} */ event) => {
     const was = held.delete(event.pointerId);
     if (held.size === 0) scroller.classList.remove("moving");
-    if (event.type === "pointerup" && was && held.size === 0 && moved <= STILL) choose(chart, placeOf(event));
+    if (event.type === "pointerup" && was && held.size === 0 && moved <= STILL) {
+      choose(chart, placeOf(event));
+      say(event);
+    }
   };
   canvas.addEventListener("pointerup", release);
   canvas.addEventListener("pointercancel", release);
-  canvas.addEventListener("pointerleave", () => {
-    tip.hidden = true;
-    chart.pointed = null;
-    store.change({ hovered: null });
-    chart.later();
-  });
+  // A finger leaves when it is lifted; what its tap says stays until the next touch.
+  canvas.addEventListener("pointerleave", (event) => event.pointerType === "mouse" && fallSilent());
   canvas.addEventListener("dblclick", (event) => {
     camera.zoom(event.shiftKey ? 2 : 0.5, chart.at(placeOf(event).x, 0).time);
     chart.later();
@@ -108,20 +120,15 @@ function pinch({ camera, left }, last, now, other) {
 }
 
 /**
- * The operation at a point of the canvas, or null. Of a pair it is the part under the point.
+ * What is at a point of the canvas.
  * @param {import("./chart.js").Chart} chart
  * @param {{ x: number, y: number }} point
- * @returns {Place | null}
+ * @returns {import("./tips.js").Mark}
  */
-function operationUnder(chart, { x, y }) {
+function markUnder(chart, { x, y }) {
   const { row, time } = chart.at(x, y);
-  if (row !== null && row.kind === "measured") {
-    const { operation } = recordedAt(chart.store, row.index, time, 3 / chart.camera.scale, isLower(chart, row, y));
-    return operation < 0 ? null : { schedule: 0, operation };
-  }
-  if (row === null || row.kind !== "lane") return null;
-  const operation = operationAt(chart.store.all[row.schedule], row.index, time, 3 / chart.camera.scale, isLower(chart, row, y));
-  return operation < 0 ? null : { schedule: row.schedule, operation };
+  if (row === null) return { operation: null, idle: null, text: "" };
+  return markAt(chart.store, row, time, 3 / chart.camera.scale, isLower(chart, row, y));
 }
 
 /**
@@ -140,7 +147,8 @@ function isLower(chart, row, y) {
  */
 function choose(chart, place) {
   chart.scroller.focus({ preventScroll: true });
-  chart.store.change({ selected: operationUnder(chart, place), line: null });
+  const { operation, idle } = markUnder(chart, place);
+  chart.store.change({ selected: operation, idle, line: null });
 }
 
 /**
@@ -152,84 +160,17 @@ function choose(chart, place) {
  */
 function point(chart, tip, place, event) {
   const { store } = chart;
-  const hovered = operationUnder(chart, place);
+  const { operation, text } = markUnder(chart, place);
   const { row, time } = chart.at(place.x, place.y);
   chart.pointed = row === null && place.y > chart.sight().top ? null : time;
-  store.change({ hovered });
+  store.change({ hovered: operation });
   chart.later();
-  const recorded = row !== null && row.kind === "measured";
-  const words = recorded ? recordedAt(store, row.index, time, 3 / chart.camera.scale, isLower(chart, row, place.y)).words : "";
-  const known = hovered === null ? textOf(chart, row, time) : sentence(store.all[hovered.schedule], hovered.operation);
-  const text = recorded ? words : known;
   tip.hidden = text === "";
   if (tip.hidden) return;
   tip.textContent = text;
   const box = tip.getBoundingClientRect();
   const right = event.clientX + 14 + box.width > innerWidth;
   tip.style.left = `${Math.max(4, right ? event.clientX - 14 - box.width : event.clientX + 14)}px`;
-  tip.style.top = `${Math.min(innerHeight - box.height - 4, event.clientY + 16)}px`;
-}
-
-/**
- * What is at a time of a row in which there is no operation.
- * @param {import("./chart.js").Chart} chart
- * @param {Row | null} row
- * @param {number} time
- * @returns {string}
- */
-function textOf({ store, camera }, row, time) {
-  if (row === null || time < 0) return "";
-  const played = store.all[row.schedule];
-  const { kept, schedule: { unit, messages, sums } } = played;
-  if (!played.proven || time > played.run.span) return "";
-  if (row.kind === "memory") {
-    const name = kept?.unit ?? "";
-    const amount = amountText(name, amountAt(played.memory[row.index], time));
-    const { peak, at } = played.memory[row.index];
-    const operation = kept === null || at < 0 ? -1 : kept.changes.operation[at];
-    const first = operation < 0 ? "" : `, first at ${played.schedule.operations.words[operation]}`;
-    return `P${row.index} keeps ${amount}\nat most ${amountText(name, peak)}${first}`;
-  }
-  if (row.kind === "link") {
-    const slack = 3 / camera.scale;
-    const near = underWay(played.plan, played.run, row.index, time);
-    const words = near.length > 0 ? near : atOnce(played, row.index, time, slack);
-    const names = words.slice(0, 8).map((message) => messages.words[message]).join("\n");
-    return `${messages.links[row.index].name}: ${countedText(near.length, "message")} on the way\n${names}`.trim();
-  }
-  if (row.kind === "lane") {
-    const { idle } = played;
-    const [low, high] = idleOfWorker(idle, row.index);
-    const at = firstAbove(idle.end, time, low, high);
-    if (at === high || idle.start[at] > time) return "";
-    const when = `${timeText(unit, idle.start[at])} to ${timeText(unit, idle.end[at])}`;
-    return `P${row.index} is idle, ${when}\n${CAUSES[idle.cause[at]]}: ${reason(idle.cause[at])}`;
-  }
-  if (row.kind === "host") {
-    const { events, moves } = played.schedule;
-    const names = [...listOf(played.plan.moves, row.index)].filter((move) => played.run.start[move] <= time && time < played.run.end[move]);
-    return names.map((move) => `${moves.words[events.subject[move]]}, ${spanText(unit, played.run.start[move], played.run.end[move], "takes")}`).join("\n");
-  }
-  if (row.kind === "sums") {
-    for (const launch of listOf(played.plan.launches, row.index)) {
-      const sum = played.schedule.events.subject[launch];
-      const launched = played.run.end[launch];
-      const over = sums.event[sum] < 0 ? launched : played.run.end[sums.event[sum]];
-      if (time < launched - 5 / camera.scale || time > over + 5 / camera.scale) continue;
-      return `sum of the gradients of ${sums.words[sum]}, launched at ${timeText(unit, launched)}, over at ${timeText(unit, over)}`;
-    }
-  }
-  return "";
-}
-
-/**
- * Messages that take no time, near a time.
- * @param {Played} played
- * @param {number} link
- * @param {number} time
- * @param {number} slack
- * @returns {number[]}
- */
-function atOnce({ plan, run, schedule: { messages } }, link, time, slack) {
-  return [...listOf(plan.messages, link)].filter((row) => Math.abs(run.end[messages.flight[row]] - time) <= slack);
+  const above = event instanceof PointerEvent && event.pointerType === "touch"; // the finger hides what is below
+  tip.style.top = `${above ? Math.max(4, event.clientY - 24 - box.height) : Math.min(innerHeight - box.height - 4, event.clientY + 16)}px`;
 }

@@ -48,9 +48,10 @@ export function operationAt(played, worker, time, slack, lower) {
   const near = operationNear(played, worker, time);
   if (near === -1 || start[near] > time + slack || end[near] < time - slack) return -1;
   const { event, row } = played.schedule.operations;
-  const isOfPair = (/** @type {number} */ part) => part >= first[worker] && part < first[worker + 1] && event[part] === event[near];
+  const isBeside = (/** @type {number} */ part) => (event[near] < 0 ? start[part] === start[near] : event[part] === event[near]);
+  const isOfPair = (/** @type {number} */ part) => part >= first[worker] && part < first[worker + 1] && isBeside(part);
   const half = lower ? 2 : 1;
-  const parts = event[near] < 0 ? [] : [near - 1, near + 1].filter(isOfPair);
+  const parts = row[near] === 0 ? [] : [near - 1, near + 1].filter(isOfPair);
   return parts.find((part) => row[part] === half) ?? near;
 }
 
@@ -63,4 +64,17 @@ export function operationAt(played, worker, time, slack, lower) {
 export function idleOfWorker({ worker: workers }, worker) {
   const low = firstAbove(workers, worker - 1, 0, workers.length);
   return [low, firstAbove(workers, worker, low, workers.length)];
+}
+
+/**
+ * The row of idle time of a worker at a time; -1 for none.
+ * @param {Boxes["idle"]} idle
+ * @param {number} worker
+ * @param {number} time
+ * @returns {number}
+ */
+export function idleAt(idle, worker, time) {
+  const [low, high] = idleOfWorker(idle, worker);
+  const at = firstAbove(idle.end, time, low, high);
+  return at === high || idle.start[at] > time ? -1 : at;
 }

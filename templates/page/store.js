@@ -7,6 +7,9 @@ import { playedWith } from "./playing.js";
 
 /** @typedef {keyof State | "played"} Changed */
 
+/** Workers from which on there is an overview. */
+const MANY = 14;
+
 export class Store {
   /**
    * @param {PageDocument} page
@@ -17,15 +20,16 @@ export class Store {
     this.plans = page.schedules.map(prepare);
     /** @type {State} */
     this.state = {
-      ...{ selected: null, hovered: null, line: null, text: 0, unit: 0, dark, activity: null },
+      ...{ selected: null, hovered: null, idle: null, line: null, text: 0, unit: 0, dark, activity: null },
       update: page.trace?.typical ?? 0,
       shows: {
         critical: false,
         messages: false,
         memory: page.schedules.some((schedule) => schedule.memory.length > 0 && schedule.events.role.length > 0),
         links: false,
-        differences: page.schedules.length > 1,
+        differences: false,
         measured: page.trace !== null && page.trace.updates.length > 0,
+        overview: false,
       },
     };
     this.values = new Map(this.sliders().map(({ name, value }) => [name, value]));
@@ -48,6 +52,8 @@ export class Store {
 
   /** @param {Partial<State>} change */
   change(change) {
+    // An operation, a line, or a stretch of idle time is selected.
+    if (this.state.idle !== null && ("selected" in change || "line" in change)) change = { idle: null, ...change };
     /** @type {Set<Changed>} */
     const changed = new Set();
     for (const name of /** @type {(keyof State)[]} */ (Object.keys(change))) {
@@ -79,6 +85,7 @@ export class Store {
       links,
       differences: this.differences !== null,
       measured: this.measured !== null,
+      overview: this.all.reduce((count, { schedule }) => count + schedule.workers, 0) > MANY,
     };
   }
 
@@ -101,18 +108,19 @@ export class Store {
   setValues(values) {
     for (const [name, value] of values) this.values.set(name, value);
     this.playAll();
+    this.change({ idle: null });
     this.tell(new Set(["played"]));
   }
 
   playAll() {
-    const { schedules, matches } = this.page;
+    const { schedules, matches, matched_by: matchedBy } = this.page;
     this.all = schedules.map((schedule, number) => {
       const values = schedule.sliders.map(({ name, value }) => this.values.get(name) ?? value);
       return playedWith(schedule, values, this.keptIn(schedule), this.plans[number]);
     });
     const [first, second] = this.all;
-    const compared = matches !== null && second !== undefined && first.proven && second.proven;
-    this.differences = compared ? differences(matches, first.plan, first.run, second.plan, second.run) : null;
+    const compared = matches !== null && matchedBy !== null && second !== undefined && first.proven && second.proven;
+    this.differences = compared ? differences(matches, matchedBy, first.plan, first.run, second.plan, second.run) : null;
   }
 
   /**
@@ -123,6 +131,11 @@ export class Store {
   keptIn(schedule) {
     const chosen = this.page.schedules[0].memory[this.state.unit];
     return schedule.memory.find(({ unit, name }) => unit === chosen?.unit && name === chosen.name) ?? null;
+  }
+
+  /** Whether a slider stands elsewhere than at first. */
+  get isChanged() {
+    return this.all.some(({ plan, values }) => isChanged(plan, values));
   }
 
   /** @param {Set<Changed>} changed */
@@ -136,10 +149,9 @@ export class Store {
    * @returns {Place | null}
    */
   matchOf({ schedule, operation }) {
-    const { matches, schedules } = this.page;
-    if (matches === null || schedules.length < 2) return null;
-    const other = schedule === 0 ? matches[operation] : Array.prototype.indexOf.call(matches, operation);
-    return other === undefined || other < 0 ? null : { schedule: 1 - schedule, operation: other };
+    const { matches, matched_by: matchedBy } = this.page;
+    const other = (schedule === 0 ? matches : matchedBy)?.[operation] ?? -1;
+    return other < 0 ? null : { schedule: 1 - schedule, operation: other };
   }
 
   /**
@@ -153,4 +165,14 @@ export class Store {
     const lines = this.page.texts[line.text].line;
     return Uint8Array.from({ length: lines.length }, (_, operation) => Number(lines[operation] !== line.line));
   }
+}
+
+/**
+ * Whether these are other values than those with which the schedule was compiled.
+ * @param {import("./engine.js").Plan} plan
+ * @param {number[]} values one per slider
+ * @returns {boolean}
+ */
+export function isChanged(plan, values) {
+  return values.some((value, slider) => value !== plan.values[slider]);
 }

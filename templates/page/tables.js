@@ -1,14 +1,18 @@
 // Tables below the lanes: idle time by cause, memory, messages; two schedules stand beside each other.
 
+import { keptAt } from "./curves.js";
 import { jump } from "./details.js";
 import { element, scrolled, table } from "./dom.js";
 import { CAUSES } from "./idle.js";
-import { amountText, countedText, differenceText, numberText, partOf, percent, signed, timeText } from "./numbers.js";
+import { amountText, countedText, differenceText, inShort, numberText, partOf, percent, signed, timeText } from "./numbers.js";
 import { idleLook, swatch } from "./theme.js";
-import { reason } from "./words.js";
+import { halvesText, reason } from "./words.js";
 
 /** Workers up to which each has a column. */
-const COLUMNS = 8;
+const COLUMNS = 64;
+
+/** Workers from which on the table of idle time takes all of the width. */
+const BROAD = 5;
 
 /**
  * Adds the tables, and keeps them up to date.
@@ -18,8 +22,9 @@ const COLUMNS = 8;
 export function showTables(chart, below) {
   const { store } = chart;
   const { mistake } = store.page;
-  const sections = [summary, idleTable, memoryTable, linkTable].map((make) => {
-    const section = element("section");
+  const makers = { compared: summary, idle: idleTable, memory: memoryTable, links: linkTable };
+  const sections = Object.entries(makers).map(([name, make]) => {
+    const section = element("section", { id: name });
     below.append(section);
     return { section, make };
   });
@@ -27,7 +32,7 @@ export function showTables(chart, below) {
     for (const { section, make } of sections) {
       const parts = make(chart);
       section.hidden = parts.length === 0 || mistake !== null;
-      section.className = make === idleTable && (store.all.length > 1 || store.all[0]?.schedule.workers > COLUMNS / 2) ? "broad" : "";
+      section.className = make === idleTable && (store.all.length > 1 || store.all[0]?.schedule.workers >= BROAD) ? "broad" : "";
       section.replaceChildren(...parts);
     }
   };
@@ -42,7 +47,7 @@ export function showTables(chart, below) {
  * @param {import("./chart.js").Chart} chart
  * @returns {HTMLElement[]}
  */
-function summary({ store: { all, differences } }) {
+function summary({ store: { all, differences, page } }) {
   if (all.length < 2) return [];
   const [first, second] = all;
   const { unit } = first.schedule;
@@ -64,6 +69,8 @@ function summary({ store: { all, differences } }) {
     `${of(later)} at another time`,
     `${missing} only in the first, ${added.length} only in the second`,
   ];
+  const halves = halvesText(first, second, differences, page.matched_by ?? []);
+  if (halves !== "") words.push(halves);
   const notes = element("ul", { class: "notes" }, ...words.map((line) => element("li", {}, line)));
   return [...parts, element("h3", {}, `Of ${countedText(match.length, "operation")}`), notes];
 }
@@ -145,12 +152,25 @@ function memoryTable(chart) {
       const operation = at < 0 ? -1 : changes.operation[at];
       const words = operation < 0 ? "from the start" : played.schedule.operations.words[operation];
       const cell = operation < 0 ? words : jump(chart, { schedule, operation }, words);
-      return [`P${worker}`, amountText(unit, peak), cell, ...(bound === null ? [] : [amountText(unit, bound[worker])])];
+      const names = at < 0 || played.kept === null ? [] : keptAt(played.plan, played.run, played.kept, worker, timeOfChange(played, played.kept, at));
+      return [`P${worker}`, amountText(unit, peak), cell, inShort(names), ...(bound === null ? [] : [amountText(unit, bound[worker])])];
     });
     const title = `Memory${name === "memory" ? "" : `: ${name}`}${all.length > 1 ? `, ${played.schedule.name}` : ""}`;
-    const heads = ["worker", "most", "first at", ...(bound === null ? [] : ["bound"])];
+    const heads = ["worker", "most", "first at", "then kept", ...(bound === null ? [] : ["bound"])];
     return [scrolled(table(title, heads, rows), title)];
   });
+}
+
+/**
+ * The time of a change of memory.
+ * @param {Played} played
+ * @param {Memory} memory
+ * @param {number} change
+ * @returns {number}
+ */
+function timeOfChange({ run, schedule: { operations } }, { changes }, change) {
+  const event = operations.event[changes.operation[change]];
+  return changes.at_end[change] ? run.end[event] : run.start[event];
 }
 
 /**

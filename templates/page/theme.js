@@ -58,11 +58,11 @@ export function themeOf(dark) {
  * @type {Record<string, Pattern & { dark: string }>}
  */
 const WAITS = {
-  bubble: { size: 7, path: "M-1 1L1 -1M0 7L7 0M6 8L8 6", width: 0.7, mark: "#555555", dark: "#464646" },
-  message: { size: 5, path: "M1.5 0V5", width: 2, mark: "#4400bb", dark: "#5555ff" },
-  sum: { size: 5, path: "M0 1.5H5", width: 2, mark: "#994400", dark: "#783000" },
-  send: { size: 6, path: "M2 3H4M5 0H6M0 0H1M5 6H6M0 6H1", width: 2, mark: "#883399", dark: "#781888" },
-  post: { size: 4, path: "M0 0L4 4M4 0L0 4", width: 1, mark: "#442200", dark: "#2000c8" },
+  bubble: { size: 7, path: "M-1 1L1 -1M0 7L7 0M6 8L8 6", width: 0.7, mark: "#555555", dark: "#5a6969" },
+  message: { size: 5, path: "M1.5 0V5", width: 2, mark: "#4400bb", dark: "#5a69f0" },
+  sum: { size: 5, path: "M0 1.5H5", width: 2, mark: "#994400", dark: "#c31e1e" },
+  send: { size: 6, path: "M2 3H4M5 0H6M0 0H1M5 6H6M0 6H1", width: 2, mark: "#883399", dark: "#873ca5" },
+  post: { size: 4, path: "M0 0L4 4M4 0L0 4", width: 1, mark: "#442200", dark: "#780fff" },
 };
 
 /**

@@ -1,7 +1,7 @@
 // Buttons above the lanes.
 
 import { element } from "./dom.js";
-import { toggle } from "./keys.js";
+import { select, toggle } from "./keys.js";
 
 /** @type {{ name: keyof State["shows"], words: string }[]} */
 const LAYERS = [
@@ -11,6 +11,7 @@ const LAYERS = [
   { name: "links", words: "Links" },
   { name: "differences", words: "Differences" },
   { name: "measured", words: "Recorded" },
+  { name: "overview", words: "Overview" },
 ];
 
 /**
@@ -42,6 +43,7 @@ export function showTools(chart, bar, dialog) {
     const options = units.map(({ name, unit }, number) => element("option", { value: number }, `${name} (${unit})`));
     bar.append(element("select", { "aria-label": "Unit of memory", change: choose }, ...options));
   }
+  if (store.page.schedules.length > 0) bar.append(finder(chart));
   const mode = button("Dark", () => store.change({ dark: !store.state.dark }));
   bar.append(element("span", { class: "group apart" }, mode, button("Keys", () => dialog.showModal())));
   const update = () => {
@@ -62,4 +64,30 @@ export function showTools(chart, bar, dialog) {
  */
 function button(words, press) {
   return element("button", { type: "button", click: press }, words);
+}
+
+/**
+ * A field that selects the next operation which has all the words in it, as "B m3" or "m3 P2".
+ * @param {import("./chart.js").Chart} chart
+ * @returns {HTMLElement}
+ */
+function finder(chart) {
+  const { all, state } = chart.store;
+  const field = element("input", { type: "search", "aria-label": "Find an operation", placeholder: "find: B m3 s0", size: 14 });
+  const find = () => {
+    const wanted = field.value.trim().toLowerCase().split(/\s+/);
+    const places = all.flatMap(({ schedule: { operations } }, schedule) =>
+      operations.words.flatMap((words, operation) => {
+        const known = `${words} P${operations.worker[operation]}`.toLowerCase().split(" ");
+        return wanted.every((word) => known.includes(word)) ? [{ schedule, operation }] : [];
+      }),
+    );
+    const { selected } = state;
+    const isBehind = (/** @type {Place} */ place) =>
+      selected === null || place.schedule > selected.schedule || (place.schedule === selected.schedule && place.operation > selected.operation);
+    field.setAttribute("aria-invalid", String(places.length === 0 && field.value !== ""));
+    select(chart, places.find(isBehind) ?? places[0] ?? null);
+  };
+  field.addEventListener("keydown", (event) => event.key === "Enter" && find());
+  return field;
 }

@@ -43,14 +43,21 @@ interface Place {
   operation: number;
 }
 
+/** A stretch of idle time of one of the schedules: a row of its table. */
+interface Stretch {
+  schedule: number;
+  row: number;
+}
+
 /** All that can change while a page is open. */
 interface State {
   selected: Place | null;
   hovered: Place | null;
+  idle: Stretch | null; // that is selected
   line: { text: number; line: number } | null; // its operations stand out
   text: number; // shown beside the lanes
   unit: number; // of memory: index into the memory of the first schedule
-  shows: { critical: boolean; messages: boolean; memory: boolean; links: boolean; differences: boolean; measured: boolean };
+  shows: { critical: boolean; messages: boolean; memory: boolean; links: boolean; differences: boolean; measured: boolean; overview: boolean };
   update: number; // the recorded update that is shown
   activity: Chosen | null; // whose stretches of time are outlined
   dark: boolean;

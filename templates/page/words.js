@@ -18,8 +18,8 @@ export function shortName({ schedule: { operations } }, operation) {
  * @param {number} operation
  * @returns {string}
  */
-export function whenText({ schedule: { unit }, start, end, proven }, operation) {
-  if (!proven) return "without a time: the text is not proven";
+export function whenText({ schedule: { unit, clocks }, start, end, proven }, operation) {
+  if (!proven) return `${clocks === null ? "without a time" : `on clock ${clocks[operation]}`}: the text is not proven`;
   return spanText(unit, start[operation], end[operation], "takes");
 }
 
@@ -65,6 +65,39 @@ export function reason(cause) {
 }
 
 /**
+ * What a stretch of idle time waits for: the operation that makes it, -1 if that is none, and words; empty if it waits
+ * for nothing.
+ * @param {Played} played
+ * @param {number} row of idle time
+ * @returns {{ operation: number, words: string }}
+ */
+export function awaited({ idle, run, schedule: { unit, events, messages, moves, sums } }, row) {
+  const wait = idle.wait[row];
+  if (wait < 0) return { operation: -1, words: "" };
+  const subject = events.subject[wait];
+  const over = timeText(unit, run.end[wait]);
+  const verb = events.verbs[events.verb[wait]];
+  if (verb === "wait move") return { operation: -1, words: `${moves.words[subject]}, over at ${over}` };
+  if (verb === "wait all_reduce") return { operation: -1, words: `the sum of ${sums.words[subject]}, over at ${over}` };
+  if (verb === "wait send") return { operation: messages.taker[subject], words: `message ${messages.words[subject]} to be taken, at ${over}` };
+  return { operation: messages.maker[subject], words: `message ${messages.words[subject]}, there at ${over}` };
+}
+
+/**
+ * A stretch of idle time in words.
+ * @param {Played} played
+ * @param {number} row
+ * @returns {string}
+ */
+export function idleText(played, row) {
+  const { idle, schedule: { unit } } = played;
+  const { operation, words } = awaited(played, row);
+  const of = operation < 0 ? "" : `${shortName(played, operation)}: `;
+  const when = `P${idle.worker[row]} is idle, ${spanText(unit, idle.start[row], idle.end[row], "for")}`;
+  return `${when}\n${CAUSES[idle.cause[row]]}: ${reason(idle.cause[row])}${words === "" ? "" : `\nwaits for ${of}${words}`}`;
+}
+
+/**
  * A need in words, without the operation at its other end: "its message arrives at 4".
  * @param {Played} played
  * @param {import("./paths.js").Need} need
@@ -87,14 +120,38 @@ export function needText(played, need, after) {
  * @param {number} operation of the first schedule
  * @returns {string}
  */
-export function differenceWords(second, { match, moved, reordered, later }, operation) {
+export function differenceWords(second, { match, halved, moved, reordered, later }, operation) {
   const other = match[operation];
   if (other < 0) return "no such operation";
   const { operations, unit } = second.schedule;
-  const parts = [];
+  const parts = halved[operation] === 1 ? [`there ${operations.words[other]}`] : [];
   if (moved[operation] === 1) parts.push(`on P${operations.worker[other]}`);
   if (reordered[operation] === 1) parts.push("after another operation");
   const late = later[operation];
   if (late !== 0) parts.push(`starts ${timeText(unit, Math.abs(late))} ${late > 0 ? "later" : "earlier"}`);
   return parts.length === 0 ? "the same" : parts.join(", ");
+}
+
+/**
+ * Which kinds stand for which where one schedule splits backwards and the other does not; empty if none does.
+ * @param {Played} first
+ * @param {Played} second
+ * @param {import("./differences.js").Differences} differences
+ * @param {ArrayLike<number>} matchedBy per operation of the second schedule
+ * @returns {string}
+ */
+export function halvesText({ schedule: first }, { schedule: second }, { match, halved }, matchedBy) {
+  if (!halved.includes(1)) return "";
+  const kinds = [first, second].map(() => /** @type {Set<string>} */ (new Set()));
+  /** @param {number} operation @param {number} other */
+  const add = (operation, other) => {
+    const [mine, theirs] = [first.kinds[first.operations.kind[operation]], second.kinds[second.operations.kind[other]]];
+    if (mine.letter === theirs.letter) return;
+    kinds[0].add(mine.name);
+    kinds[1].add(theirs.name);
+  };
+  match.forEach((other, operation) => other >= 0 && add(operation, other));
+  Array.from(matchedBy).forEach((operation, other) => operation >= 0 && add(operation, other));
+  const [mine, theirs] = kinds.map((names) => [...names].join(" and "));
+  return `${first.name} has ${mine} where ${second.name} has ${theirs}; they are compared as the same operation`;
 }

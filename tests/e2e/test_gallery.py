@@ -60,6 +60,25 @@ def test_words_of_a_scheme_are_words_on_the_page(browser: Any, page: Path) -> No
         assert found.page.get_by_text(HOSTILE).count() == 2
 
 
+@pytest.mark.parametrize("width", [400, 1500])
+def test_the_ends_of_most_pictures_are_on_the_page_and_all_move_together(browser: Any, page: Path, width: int) -> None:
+    places = "svgs => svgs.map((svg) => [svg.getBoundingClientRect(), svg.getAttribute('width')])"
+    edges = f"svgs => ({places})(svgs).map(([box, whole]) => [box.left, box.right, box.width / whole])"
+    with tab(browser, width=width) as found:
+        opened(page, found)
+        pictures, region = found.page.locator("section svg"), found.page.get_by_role("region", name="Pictures")
+        fitted = pictures.evaluate_all(edges)
+        assert sum(right <= width for _, right, _ in fitted) > 0.8 * len(fitted)
+        assert max(factor for *_, factor in fitted) == pytest.approx(min(factor for *_, factor in fitted), rel=0.01)
+        found.page.get_by_label("Pictures as wide as the page").uncheck()
+        whole = pictures.evaluate_all(edges)
+        assert {round(factor, 3) for *_, factor in whole} == {1}
+        region.evaluate("region => region.scrollLeft = 150")
+        assert [left for left, *_ in pictures.evaluate_all(edges)] == pytest.approx([left - 150 for left, *_ in whole])
+        assert found.page.locator("h2").first.bounding_box()["x"] >= 0
+        assert found.mistakes() == []
+
+
 def test_pictures_are_on_one_scale_and_a_row_of_the_table_leads_to_its_picture(browser: Any, page: Path) -> None:
     with tab(browser) as found:
         opened(page, found)

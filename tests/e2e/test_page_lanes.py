@@ -1,5 +1,6 @@
 """The lanes of a page in a real browser: what a click, a key, fingers and a printer do with them."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -16,8 +17,10 @@ from tests.pages import DOCS, SMALL
 
 pytestmark = [needs_browser]
 
-CRITICAL, WAITS, DIFFERENCE = [0xD8, 0x00, 0x1F], [0x00, 0x72, 0xB2], [0xA3, 0x00, 0x6D]
-"""Colours of a light page: of mistakes and the critical path, of what an operation waits for, of differences."""
+CRITICAL, WAITS, DIFFERENCE, SUM = [0xD8, 0x00, 0x1F], [0x00, 0x72, 0xB2], [0xA3, 0x00, 0x6D], [0x8A, 0x7F, 0x72]
+"""Colours of a light page: of mistakes and the critical path, of what an operation waits for, of differences, of sums
+of gradients.
+"""
 
 EXAMPLES = DOCS / "examples"
 
@@ -88,6 +91,9 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
         "wide": wide,
         "no lanes": refused,
         "compared": compared,
+        "long": document(chimera_ir.compile("dapple", D=2, N=300)),
+        "stream": document(chimera_ir.compile("pipedream_2bw", D=4, N=4)),
+        "split": document(chimera_ir.compile("zb_h1", options=Options(against="dapple"), D=4, N=8)),
     }
     for name, contents in documents.items():
         (folder / f"{name}.html").write_text(page(contents), encoding="utf-8")
@@ -165,6 +171,115 @@ def test_what_an_operation_waits_for_is_drawn_and_can_be_followed(pages: Mapping
         assert selected(opened) == "F m0 s0 on P0"
 
 
+def test_a_sum_that_takes_time_is_a_bar_below_the_lanes_of_its_members(pages: Mapping[str, Path], browser: Any) -> None:
+    with tab(browser) as opened:
+        opened.open(pages["texts"])
+        launches = pixels_of(opened, SUM)
+        opened.page.get_by_label("sum of gradients, as a number").fill("4")
+        opened.page.keyboard.press("Tab")
+        assert pixels_of(opened, SUM) > 20 * launches > 0
+        assert opened.mistakes() == []
+
+
+def test_idle_time_can_be_selected_and_leads_to_what_it_waits_for(pages: Mapping[str, Path], browser: Any) -> None:
+    with tab(browser) as opened:
+        opened.open(pages["texts"])
+        lanes, details = opened.page.locator("#lanes"), opened.page.locator("#details")
+        lanes.focus()
+        for key in ("ArrowRight", "ArrowDown", "i"):
+            lanes.press(key)
+
+        assert selected(opened) == "P1 is idle"
+        assert "is idle" in opened.page.get_by_role("status").text_content()
+        assert "It waits for" in details.text_content()
+        assert opened.inaccessible() == []
+        button = details.locator(".waits").get_by_role("button")
+        maker = button.text_content()
+        button.click()
+        assert selected(opened) == maker
+        opened.page.locator("#canvas").click(position={"x": 850, "y": AXIS + 20})
+        assert selected(opened) == "P0 is idle"
+        opened.page.get_by_label("forward, as a number").fill("2")
+        opened.page.keyboard.press("Tab")
+        assert selected(opened) == "No operation selected"
+        assert opened.mistakes() == []
+
+
+def test_an_operation_is_found_by_its_words_and_the_next_one_by_the_same(
+    pages: Mapping[str, Path], browser: Any
+) -> None:
+    with tab(browser) as opened:
+        opened.open(pages["texts"])
+        field = opened.page.get_by_label("Find an operation")
+        found = []
+        for words in ("b m3", "b m3", "m3 P2", "X m9"):
+            field.fill(words)
+            field.press("Enter")
+            found.append(selected(opened))
+        first, second, third, fourth = found
+        assert first.startswith("B m3 ")
+        assert second.startswith("B m3 ")
+        assert first != second
+        assert " m3 " in third
+        assert third.endswith("on P2")
+        assert fourth == third
+        assert field.get_attribute("aria-invalid") == "true"
+        assert opened.inaccessible() == []
+        assert opened.mistakes() == []
+
+
+def test_many_workers_have_an_overview_and_each_a_column_in_the_table_of_idle_time(
+    pages: Mapping[str, Path], browser: Any
+) -> None:
+    with tab(browser) as opened:
+        opened.open(pages["wide"])
+        assert opened.page.get_by_role("table", name="Idle time by cause").get_by_role("columnheader").count() == 3 + 32
+        fits = "tall.offsetHeight <= canvas.offsetHeight"
+        assert not opened.page.evaluate(fits)
+        opened.page.get_by_role("button", name="Overview").click()
+        opened.frame()
+        assert opened.page.evaluate(fits), "all lanes are in the window"
+        opened.page.locator("#lanes").press("o")
+        opened.frame()
+        assert not opened.page.evaluate(fits)
+        assert opened.mistakes() == []
+        assert opened.wider() <= 0
+        opened.open(pages["texts"])
+        assert opened.page.get_by_role("button", name="Overview").count() == 0
+
+
+def test_the_legend_has_the_colour_of_idle_time_where_its_patterns_are_too_small(
+    pages: Mapping[str, Path], browser: Any
+) -> None:
+    with tab(browser) as opened:
+        opened.open(pages["long"])
+        opened.frame()
+        legend = opened.page.locator("#legend")
+        assert "idle time, from afar" in legend.text_content()
+        for _ in range(12):
+            opened.page.locator("#lanes").press("+")
+        opened.frame()
+        assert "idle time, from afar" not in legend.text_content()
+        assert opened.mistakes() == []
+
+
+def test_a_stream_opens_on_its_warm_up_and_a_turn(pages: Mapping[str, Path], browser: Any) -> None:
+    with tab(browser) as opened:
+        opened.open(pages["stream"])
+
+        def last() -> float:
+            box = opened.page.locator("#canvas").bounding_box()
+            opened.page.mouse.move(0, 0)
+            opened.page.mouse.move(box["x"] + box["width"] - 12, box["y"] + AXIS + 20)
+            opened.frame()
+            (start,) = re.findall(r", ([\d.]+) to ", opened.page.locator("#tip").text_content())
+            return float(start)
+
+        assert 30 <= last() <= 34, "the idle time of the warm-up is over at 10, and an update takes 12"
+        opened.page.get_by_role("button", name="Whole").click()
+        assert last() > 100
+
+
 def test_zooming_keeps_the_names_of_lanes_and_the_axis(pages: Mapping[str, Path], browser: Any) -> None:
     with tab(browser) as opened:
         opened.open(pages["texts"])
@@ -231,6 +346,57 @@ def test_only_the_first_button_moves_and_only_layers_that_there_are_can_be_shown
         tall = opened.page.evaluate("tall.offsetHeight")
         lanes.press("r")
         assert opened.page.evaluate("tall.offsetHeight") == tall, "nothing was recorded"
+
+
+def test_what_the_tip_says_is_true_after_the_lanes_have_moved_below_the_pointer(
+    pages: Mapping[str, Path], browser: Any
+) -> None:
+    with tab(browser, height=700) as opened:
+        opened.open(pages["texts"])
+        tip = opened.page.locator("#tip")
+        box = opened.page.locator("#canvas").bounding_box()
+        x, y = box["x"] + 700, box["y"] + AXIS + 20
+
+        def told() -> str:
+            opened.frame()
+            return str(tip.text_content()) if tip.is_visible() else ""
+
+        opened.page.mouse.move(x, y)
+        first = told()
+        opened.page.keyboard.down("Control")
+        opened.page.mouse.wheel(0, -1500)
+        opened.page.keyboard.up("Control")
+        assert told() == first, "what is under the pointer stays there"
+        opened.page.mouse.wheel(900, 0)
+        moved = told()
+        assert moved not in ("", first)
+        opened.page.mouse.move(x + 1, y)
+        assert told() == moved
+        opened.page.evaluate("document.activeElement.blur()")
+        opened.page.mouse.wheel(0, 100)
+        opened.page.wait_for_timeout(300)
+        scrolled = told()
+        opened.page.mouse.move(x + 1, y)
+        assert scrolled in ("", told())
+
+
+def test_a_tap_says_what_it_hits_until_the_next_touch(pages: Mapping[str, Path], browser: Any) -> None:
+    with tab(browser, width=400, has_touch=True) as opened:
+        opened.open(pages["texts"])
+        tip, canvas = opened.page.locator("#tip"), opened.page.locator("#canvas")
+        canvas.tap(position={"x": 50, "y": AXIS + 20})
+        opened.frame()
+        assert "F m0 s0 on P0" in tip.text_content()
+        assert tip.is_visible()
+        assert selected(opened) == "F m0 s0 on P0"
+        canvas.tap(position={"x": 380, "y": AXIS + 20})
+        opened.frame()
+        assert tip.is_visible()
+        assert "P0" in tip.text_content()
+        opened.page.locator("h1").tap()
+        opened.frame()
+        assert not tip.is_visible()
+        assert opened.mistakes() == []
 
 
 def test_two_fingers_zoom_and_one_finger_moves(pages: Mapping[str, Path], browser: Any) -> None:
@@ -317,10 +483,12 @@ def test_a_second_schedule_is_beside_the_first_and_what_differs_is_marked(
         assert rows.nth(1).get_by_role("cell").count() == 3, "of each schedule, and the difference"
         lanes = opened.page.locator("#lanes")
         lanes.focus()
+        plain = pixels_of(opened, DIFFERENCE)
+        lanes.press("d")
         marks = pixels_of(opened, DIFFERENCE)
         assert marks > 100
+        assert plain < marks / 10, "marks are off at first"
         lanes.press("d")
-        assert pixels_of(opened, DIFFERENCE) < marks / 10
         lanes.press("ArrowRight")
         assert selected(opened) == "F m0 s0 on P0"
         assert "in dapple D=4 N=4: the same" in opened.page.locator("#details").text_content()
@@ -332,6 +500,22 @@ def test_a_second_schedule_is_beside_the_first_and_what_differs_is_marked(
         assert selected(opened).endswith("on P0")
         assert "in chimera D=4 N=4 f=1" in opened.page.locator("#details").text_content(), "the lane of the other one"
         assert opened.inaccessible() == []
+        assert opened.mistakes() == []
+
+
+def test_halves_of_a_backward_are_compared_with_the_whole_one_and_a_sentence_says_so(
+    pages: Mapping[str, Path], browser: Any
+) -> None:
+    with tab(browser, height=1200) as opened:
+        opened.open(pages["split"])
+        below = opened.page.locator("#below").text_content()
+        assert "has input gradient and weight gradient where dapple D=4 N=8 has backward; they are compared" in below
+        assert "0 only in the first, 0 only in the second" in below
+        lanes = opened.page.locator("#lanes")
+        lanes.press("ArrowRight")
+        lanes.press("End")
+        assert selected(opened) == "W m7 s0 on P0"
+        assert "in dapple D=4 N=8: there B m7 s0, starts" in opened.page.locator("#details").text_content()
         assert opened.mistakes() == []
 
 

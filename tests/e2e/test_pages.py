@@ -128,6 +128,28 @@ def test_the_policy_of_a_page_stops_every_other_script_and_every_load(pages: Map
         assert tried == {"ran": False, "loads": False, "evaluates": False, "red": ""}
 
 
+@pytest.mark.parametrize("name", ["two pipes", "two schedules", "seconds"])
+def test_the_answers_stand_below_the_title_and_lead_to_what_says_more(
+    name: str, pages: Mapping[str, Path], browser: Any
+) -> None:
+    with tab(browser) as opened:
+        opened.open(pages[name])
+        links = opened.page.locator("#answers a")
+        words = links.all_text_contents()
+        assert [text.split(":")[0] for text in words] == ["proven", "speed", "memory", "limit"]
+        assert "times as fast as dapple" in words[1]
+        notes = opened.page.locator("#said").text_content()
+        assert all(text in notes for text in words[1:])
+        places = [link.get_attribute("href") for link in links.all()]
+        assert places == ["#said", "#compared" if name == "two schedules" else "#said", "#memory", "#idle"]
+        for place, link in zip(places, links.all(), strict=True):
+            link.click()
+            assert opened.page.locator(place).is_visible()
+        opened.page.locator("input#cost-F").fill("3")
+        assert [link.is_visible() for link in links.all()] == [True, False, False, False]
+        assert opened.mistakes() == []
+
+
 @pytest.mark.parametrize("name", ["two pipes", "pairs", "stream"])
 def test_a_slider_gives_the_compilers_makespan(name: str, pages: Mapping[str, Path], browser: Any) -> None:
     """The figures of the page after the forwards' slider has moved are those of ``--cost F=3``."""
@@ -137,10 +159,14 @@ def test_a_slider_gives_the_compilers_makespan(name: str, pages: Mapping[str, Pa
         opened.open(pages[name])
         before = figure(opened)
         assert float(before) == pytest.approx(float(CASES[name]().report.makespan), rel=1e-3)
+        remark = opened.page.get_by_text("It speaks of the costs with which the schedule was compiled")
+        assert not remark.is_visible()
         opened.page.locator("input#cost-F").fill("3")
         assert float(figure(opened)) == pytest.approx(float(costly.report.makespan), rel=1e-3)
+        assert remark.is_visible()
         opened.page.get_by_role("button", name="Reset").click()
         assert figure(opened) == before
+        assert not remark.is_visible()
 
 
 def test_keys_choose_operations_and_a_live_region_says_them(pages: Mapping[str, Path], browser: Any) -> None:

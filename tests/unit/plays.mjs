@@ -80,10 +80,10 @@ function answers({ schedule, settings, asked }) {
   });
 }
 
-function compared({ matches, schedules }) {
+function compared({ matches, back, schedules }) {
   const plans = schedules.map(prepare);
   const runs = plans.map((plan) => play(plan, plan.values));
-  const found = differences(matches, plans[0], runs[0], plans[1], runs[1]);
+  const found = differences(matches, back, plans[0], runs[0], plans[1], runs[1]);
   const columns = Object.entries(found).map(([name, column]) => [name, [...column]]);
   return { ...Object.fromEntries(columns), totals: plans.map((plan, number) => totals(plan, runs[number])) };
 }

@@ -55,6 +55,21 @@ def test_a_terminal_without_unicode_still_gets_a_report(tmp_path: Path, encoding
     assert b"times as fast as" in done.stdout
 
 
+@pytest.mark.parametrize("encoding", also(["cp1252"], ["ascii", "latin-1", "cp437"]))
+def test_a_picture_has_the_same_columns_and_tells_its_operations_apart_in_every_encoding(encoding: str) -> None:
+    pictures = []
+    for environment in ({"PYTHONIOENCODING": "utf-8"}, {"PYTHONIOENCODING": encoding}):
+        done = shell("dualpipe_v", "--emit", "timeline", env=os.environ | environment)
+        assert (done.returncode, done.stderr) == (0, b"")
+        pictures.append(done.stdout.decode(environment["PYTHONIOENCODING"]).replace("\r", ""))
+    drawn, plain = pictures
+    assert len(drawn) == len(plain)
+    assert "?" not in plain
+    signs = dict(zip(drawn, plain, strict=True))
+    assert len({signs[sign] for sign in "─═╌≡·▾"}) == 6
+    assert all(before == after or before in "─═╌≡·▾" for before, after in zip(drawn, plain, strict=True))
+
+
 @pytest.mark.parametrize("entry", ["chimera", "module", "compile_", "plan", "profile", "trace"])
 def test_an_interrupt_while_a_command_is_imported_ends_it_as_any_other(entry: str) -> None:
     """The first import that a command makes stands for all of them."""

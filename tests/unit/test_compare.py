@@ -57,6 +57,22 @@ def rows_of(printed: str) -> dict[str, dict[str, str]]:
     return tables
 
 
+@pytest.mark.parametrize("width", [60, 80, 100, 140])
+def test_no_word_of_a_table_is_broken_and_each_part_of_it_names_its_rows(
+    width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = ["chimera", "dapple_recompute", "seq1f1b_interleaved", "colocated"]
+    monkeypatch.setenv("COLUMNS", str(width))
+    lines = compared("D=4", "N=8", *names).stdout.partition("When to use which")[0].splitlines()
+    assert max(map(len, lines)) <= width
+    words = {word for line in lines for word in line.split()}
+    heads = "makespan times as fast bubble ratio of own spans M_theta M_a messages stashed"
+    assert {*names, *heads.split(), "refused", "Incomparable", "25.125", "448"} <= words
+    parts = sum("──" in line for line in lines)
+    assert [sum(f"{line} ".startswith(f" {name} ") for line in lines) for name in names] == [parts] * len(names)
+    assert (parts > 1) == (width < 140)
+
+
 def test_the_first_scheme_that_has_all_parameters_decides_the_size() -> None:
     found = entries("zb_v", "dapple", "chimera", "D=6", "N=12", "f=3")
     assert {name: entry["set"] for name, entry in found.items()} == {

@@ -165,9 +165,20 @@ def test_a_level_above_the_one_of_the_text_is_refused(run: Run, tmp_path: Path, 
 # What is shown.
 
 
-def test_a_compilation_is_one_short_line() -> None:
-    assert repr(chimera_ir.compile("chimera", D=8, N=16)) == "<Compilation of chimera.chim, D=8, N=16>"
-    assert repr(chimera_ir.compile(Source("a.chim", TINY))) == "<Compilation of a.chim>"
+def test_a_compilation_is_one_short_line_with_what_is_known_of_its_proof() -> None:
+    compilation = chimera_ir.compile("chimera", D=8, N=16)
+    assert repr(compilation) == "<Compilation of chimera.chim, D=8, N=16: not proven yet>"
+    assert compilation.report
+    assert repr(compilation) == "<Compilation of chimera.chim, D=8, N=16: proven>"
+    assert repr(chimera_ir.compile(Source("a.chim", TINY))) == "<Compilation of a.chim: not proven yet>"
+    by_turns = chimera_ir.compile("dapple", D=8, N=2048)
+    assert by_turns.report
+    assert repr(by_turns) == "<Compilation of dapple.chim, D=8, N=2048: proven>"
+    refused = chimera_ir.compile("chimera", D=3)
+    for _ in range(2):
+        with pytest.raises(TextError):
+            _ = refused.program
+        assert repr(refused) == "<Compilation of chimera.chim, D=3: refused, CH233>"
 
 
 @pytest.mark.parametrize("name", ["chimera", "pipedream"])
@@ -253,6 +264,13 @@ def test_an_error_in_a_profile_names_its_file() -> None:
 def test_a_wrong_parameter_is_refused_by_the_call(parameters: dict[str, Any], words: str) -> None:
     with pytest.raises(chimera_ir.CompileError, match=f"^{re.escape(words)}$"):
         chimera_ir.compile("chimera", **parameters)
+
+
+def test_of_a_parameter_that_there_is_not_the_message_says_which_one_is_the_number_of_workers() -> None:
+    with pytest.raises(chimera_ir.CompileError, match=r"no parameter D; its parameters are P, N; P is the number of"):
+        chimera_ir.compile("zb_v", D=4)
+    with pytest.raises(chimera_ir.CompileError, match=r"its parameters are E, D, N$"):
+        chimera_ir.compile("encoder_decoder", P=4)
 
 
 def test_a_number_of_another_library_is_an_integer() -> None:

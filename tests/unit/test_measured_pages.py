@@ -136,7 +136,9 @@ def test_differences_are_what_the_lanes_of_both_schedules_show(tmp_path: Path) -
     operations = [*chain(*lanes[0])]
     last = len(operations) - 1
     matches[last] = -1  # as if the second schedule had no such operation
-    (found,) = calls(PLAYS, tmp_path, [{"matches": matches, "schedules": tables}])
+    back = [words[0].index(word) for word in words[1]]
+    back[words[1].index(words[0][last])] = -1
+    (found,) = calls(PLAYS, tmp_path, [{"matches": matches, "back": back, "schedules": tables}])
     assert found["match"] == matches
     assert found["added"] == [words[1].index(words[0][last])]
     assert found["moved"] == [0] * len(operations)

@@ -185,6 +185,14 @@ def test_operations_of_a_second_schedule_are_matched_by_what_they_do() -> None:
     assert "speed: 1.31 times as fast as dapple: 16 against 21 (messages cost nothing)" in document["notes"]
 
 
+def test_halves_of_a_backward_are_matched_with_the_whole_one_and_it_with_the_first() -> None:
+    document = document_in(chimera_ir.compile("zb_h1", options=Options(against="dapple"), D=2, N=4).page)
+    first, second = (schedule["operations"]["words"] for schedule in document["schedules"])
+    whole = {"F": "F", "I": "B", "W": "B"}
+    assert [second[row] for row in document["matches"]] == [whole[words[0]] + words[1:] for words in first]
+    assert [first[row] for row in document["matched_by"]] == [words.replace("B", "I") for words in second]
+
+
 def test_the_turn_of_a_stream_has_its_period() -> None:
     schedule = schedule_of("a stream")
     turn, times = schedule["turn"], times_of(schedule)

@@ -11,7 +11,7 @@ from chimera_ir.picture.chart import DARK_GROUND, LIGHT_GROUND, WAITS
 from chimera_ir.picture.looks import FARTHEST, HUES, PAPER, mixed
 from chimera_ir.source import templates
 from tests.unit.test_chunks import difference
-from tests.unit.test_picture import SIGHT
+from tests.unit.test_picture import SIGHT, contrast
 
 LEAST = 20
 """The difference in Lab that two areas must have."""
@@ -30,6 +30,13 @@ def test_a_mark_differs_from_every_forward_as_every_eye_sees_it(sight: str, dark
 def test_marks_differ_from_one_another_and_from_their_ground_as_every_eye_sees_them(sight: str, dark: bool) -> None:
     colours = [*marks(dark), DARK_GROUND if dark else LIGHT_GROUND]
     assert min(difference(*pair, sight) for pair in combinations(colours, 2)) > LEAST
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_marks_are_seen_on_their_ground(dark: bool) -> None:
+    """On a dark one with less contrast than the 3 of WCAG 2.1: brighter marks would look like forwards."""
+    ground = DARK_GROUND if dark else LIGHT_GROUND
+    assert min(contrast(mark, ground) for mark in marks(dark)) > (2.6 if dark else 5)
 
 
 @pytest.mark.parametrize("name", ["zb_h1", "dualpipe_v", "dualpipe"])

@@ -181,6 +181,17 @@ def test_the_command_writes_a_page_a_picture_and_a_trace(tmp_path: Path, tracer)
     assert tracer(directory).status == 0, "what the command wrote it replaces"
 
 
+def test_no_word_of_its_tables_is_broken_on_a_narrow_terminal(  # type: ignore[no-untyped-def]
+    tmp_path: Path, tracer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = traced.write(tmp_path / "t")
+    monkeypatch.setenv("COLUMNS", "40")
+    lines = tracer(directory).out.splitlines()
+    assert max(len(line) for line in lines if str(directory) not in line) <= 40
+    words = {word for line in lines for word in line.split()}
+    assert {"predicted", "measured", "difference", "share", "update", "message", "messages"} <= words
+
+
 def test_what_was_recorded_stays_where_the_command_writes_beside_it(tmp_path: Path, tracer) -> None:  # type: ignore[no-untyped-def]
     directory = traced.write(tmp_path / "t")
     (directory / ".chimera-trace").write_text("written by train.py --trace\n")
