@@ -37,8 +37,9 @@ class Part(nn.Module):
         super().__init__()
         self.linear, self.first, self.last = nn.Linear(WIDTH, WIDTH), stage == 0, stage == stages - 1
 
-    def forward(self, state: Any, scale: Any, borders: Any) -> Any:
-        x, mean = (state, state.mean(2)) if self.first else (state["x"], state["mean"])
+    def forward(self, *states: Any, scale: Any, borders: Any) -> Any:
+        pairs = [(state, state.mean(2)) if self.first else (state["x"], state["mean"]) for state in states]
+        x, mean = map(sum, zip(*pairs, strict=True))
         mixed = x if "slices" in ASKED else x.cumsum(1)
         x = torch.tanh(self.linear(mixed)) * scale[:, :, None] + mean[:, :, None] / (1 + len(borders))
         return x if self.last else {"x": x, "mean": mean * 2}
@@ -68,17 +69,19 @@ def one_piece(seed: int, items: int, length: int) -> tuple[Triple, list[Triple]]
 
 
 class Alone:
-    """The model in one process: it takes all micro-batches of all copies, one after the other."""
+    """The model in one process, rank 0: it takes all micro-batches of all copies, one after the other."""
 
-    def __init__(self, stages: int) -> None:
-        self.stages = [build(stage, stages) for stage in range(stages)]
+    def __init__(self, feeding: list[tuple[int, ...]]) -> None:
+        self.feeding = feeding
+        self.stages = [build(stage, len(feeding)) for stage in range(len(feeding))]
         self.optimizer = torch.optim.AdamW([p for s in self.stages for p in s.parameters()], lr=0.01)
 
     def loss(self, triple: Triple) -> Any:
         value, target, keywords = triple
-        for stage in self.stages:
-            value = stage(value, **keywords)
-        return loss(value, target)
+        made: list[Any] = []
+        for stage, feeding in zip(self.stages, self.feeding, strict=True):
+            made.append(stage(*([made[stage] for stage in feeding] or [value]), **keywords))
+        return loss(made[-1], target)
 
     def mean(self, micro_batches: list[Triple]) -> torch.Tensor:
         total, count = torch.zeros((), dtype=torch.float64), 0.0
@@ -185,17 +188,22 @@ def main() -> None:
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
     with Pipeline(directory, build, loss, micro_batch(0, SIZE, LENGTH), varying=True) as pipe:
-        alone = Alone(pipe.job.stages)
+        alone = Alone([*pipe.job.feeding])
         optimizer = torch.optim.AdamW(pipe.parameters(), lr=0.01)
+        losses: list[float] = []
+        expected = torch.zeros(updates, dtype=torch.float64)
         for update in range(updates):
             given, of_copies = mini_batches(pipe, update)
-            outcome = given[pipe.copy]()
-            everything = [triple for of_copy in of_copies for triple in of_copy]
-            assert outcome.loss == pytest.approx(alone.step(everything), rel=1e-9), update
+            losses.append(given[pipe.copy]().loss)
+            if dist.get_rank() == 0:
+                expected[update] = alone.step([triple for of_copy in of_copies for triple in of_copy])
             optimizer.step()
             optimizer.zero_grad()
             if update == 1 and not ASKED.isdisjoint(("functions", "list", "loader")):
                 refused(pipe)
+        for tensor in (expected, *(p.detach() for stage in alone.stages for p in stage.parameters())):
+            dist.broadcast(tensor, 0)
+        assert losses == pytest.approx(expected.tolist(), rel=1e-9)
         for stage, module in pipe.stages.items():
             for here, there in zip(module.parameters(), alone.stages[stage].parameters(), strict=True):
                 torch.testing.assert_close(here, there, rtol=1e-9, atol=1e-12)
