@@ -14,6 +14,7 @@ from pathlib import Path
 
 from paired import ratio
 from side_by_side import Comparison, Contender, run
+from tables import table
 
 STAGES = 4
 SAME, CHANGING = (8, 8, 8, 8, 8, 8), (6, 10, 6, 10, 6, 10)
@@ -47,7 +48,7 @@ def main() -> None:
     if "numbers" in options.parts:
         (samples,) = run([of_numbers(options.rounds)])
         seconds = ratio(samples["changing"].seconds, samples["same"].seconds)
-        print(f"dapple, D = {STAGES}: steps of N = 6 and 10 in turn / of N = 8 {seconds}")
+        print(table(("", "D", "N = 6, 10 in turn / N = 8"), [["dapple", str(STAGES), str(seconds)]]))
     if "lane" in options.parts:
         beside_the_lane(options)
 

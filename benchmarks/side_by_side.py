@@ -21,9 +21,8 @@ class Contender:
     "pipeline" or "interface" and a library scheme, which gets mini-batches as torch's do, by `Pipeline` or
     `CompiledSchedule`; "torch" and the class of a schedule of one stage on each rank, "torch, listed" and that of one
     that takes a list of stages, "torch, v" and that of one with two stages on each rank, down and up again; or "alone"
-    and the number of threads of the one process. With ``numbers``, of a "numbers" scheme, a step is as many updates of
-    so many micro-batches each, with programs for all numbers of the comparison. ``workers`` is the parameter of a library scheme that gives the number
-    of ranks.
+    and the number of threads of the one process. ``workers`` is the parameter of a library scheme that gives the number
+    of ranks. With "numbers" and a library scheme a step is an update of each of the ``numbers`` of micro-batches.
     """
 
     label: str
