@@ -22,13 +22,14 @@ class Contender:
     `CompiledSchedule`; "torch" and the class of a schedule of one stage on each rank, "torch, listed" and that of one
     that takes a list of stages, "torch, v" and that of one with two stages on each rank, down and up again; or "alone"
     and the number of threads of the one process. ``workers`` is the parameter of a library scheme that gives the number
-    of ranks.
+    of ranks. With "numbers" and a library scheme a step is an update of each of the ``numbers`` of micro-batches.
     """
 
     label: str
     kind: str
     name: str
     workers: str = "D"
+    numbers: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,8 @@ def _launch(ranks: int, comparisons: Sequence[Comparison]) -> list[dict[str, Sam
 
 def _contenders(comparison: Comparison, place: Path) -> list[tuple[str, str, str]]:
     """The contenders as the ranks take them: generated programs by their directories."""
+    if any(each.numbers for each in comparison.contenders):
+        return [(each.label, each.kind, _with_numbers(comparison, place, each)) for each in comparison.contenders]
     return [
         (
             each.label,
@@ -110,6 +113,17 @@ def _compiled(place: Path, scheme: str, ranks: int, micro_batches: int, workers:
     if not out.exists():
         chimera_ir.compile(scheme, **{workers: ranks}, N=micro_batches).write(out)
     return out
+
+
+def _with_numbers(comparison: Comparison, place: Path, contender: Contender) -> str:
+    """The directory of a library scheme with a program for each number, and the numbers of the contender."""
+    out = place / f"{contender.name}-{comparison.stages}-several"
+    if not out.exists():
+        numbers = sorted({number for each in comparison.contenders for number in each.numbers}, reverse=True)
+        sizes = {contender.workers: comparison.stages}
+        largest, *others = [chimera_ir.compile(contender.name, **sizes, N=number) for number in numbers]
+        largest.write(out, others)
+    return f"{out}:{','.join(map(str, contender.numbers))}"
 
 
 def makespan(scheme: str, ranks: int, micro_batches: int, workers: str = "D") -> float:

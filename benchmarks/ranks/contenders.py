@@ -135,6 +135,21 @@ class WholeBatches(Loop):
         self._optimizers.zero_grad()
 
 
+class Numbers(Loop):
+    """As `Loop`, several updates in a step, each of so many micro-batches."""
+
+    def __init__(self, world: World, task: Task, directory: Path, numbers: Sequence[int]) -> None:
+        super().__init__(world, task, directory)
+        self._values = [torch.zeros(number * task.micro_batch_size, 1) for number in numbers]
+
+    def step(self) -> None:
+        """All updates, one after the other."""
+        for values in self._values:
+            self._pipe.step((values, values))
+            self._optimizers.step()
+            self._optimizers.zero_grad()
+
+
 class Peer:
     """A schedule with the interface of torch.distributed.pipelining, used as its documentation says."""
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from contenders import Contender, Generated, ListedPeer, Loop, OneProcess, Peer, Task, WholeBatches
+from contenders import Contender, Generated, ListedPeer, Loop, Numbers, OneProcess, Peer, Task, WholeBatches
 from sleepers import Sleep, sleepers
 from torch.distributed import pipelining
 from torch.distributed.distributed_c10d import PrefixStore
@@ -52,6 +52,9 @@ def contender(kind: str, name: str, world: World, task: Task) -> Contender:
             return Generated(world, task, Path(name))
         case "loop":
             return Loop(world, task, Path(name))
+        case "numbers":
+            directory, numbers = name.rsplit(":", 1)
+            return Numbers(world, task, Path(directory), [*map(int, numbers.split(","))])
         case "torch":
             of_torch = getattr(pipelining, name)
             return Peer(task, lambda stage: of_torch(stage, task.micro_batches, task.model.loss), world.device)

@@ -55,6 +55,12 @@ def test_step_times_stand_beside_those_of_torch() -> None:
         assert float(row["ours / ideal"]) > 0
 
 
+def test_steps_whose_number_changes_stand_beside_those_of_one_number() -> None:
+    (row,) = table("loop.py", "--parts", "numbers", "--rounds", "1")
+    assert row[""] == "dapple"
+    assert RATIO.fullmatch(row["N = 6, 10 in turn / N = 8"])
+
+
 def test_steps_behind_the_interface_of_torch_stand_beside_those_of_a_pipeline_and_of_torch() -> None:
     rows = table("interface.py", "--rounds", "1", "--micro-batch-size", "1", *SMALL)
     assert [row["interface beside"] for row in rows] == ["Pipeline", "torch"]
