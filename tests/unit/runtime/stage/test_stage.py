@@ -535,7 +535,7 @@ def test_gradients_come_back_for_what_the_first_micro_batch_used_and_zeros_where
     (leaves[0] * 3).sum().backward()
     assert stage_input.take_gradients(leaves, ())[0].tolist() == [3, 3]
     leaves[1].sum().backward()
-    with pytest.raises(BadModel, match="uses a tensor that it receives and did not use for the first micro-batch"):
+    with pytest.raises(BadModel, match="uses a tensor that it receives and did not use for the example, or for the first micro-batch"):
         stage_input.take_gradients(leaves, ())
 
 
@@ -736,7 +736,7 @@ def test_an_input_that_is_used_now_and_was_not_at_first_is_an_error_of_the_model
     one = picking()
     one.module.uses = True  # type: ignore[assignment]
     one.forward(0, triple(1))
-    with pytest.raises(BadModel, match="stage 1 uses a tensor that it receives and did not use for the first"):
+    with pytest.raises(BadModel, match="stage 1 uses a tensor that it receives and did not use for the example"):
         one.backward(0, (torch.ones(ROWS, WIDTH),))
 
 
