@@ -309,8 +309,8 @@ keyword_argument_is_missing = BadModel.worded(
     "micro-batch {micro} has no keyword argument {name}, and the first had; give all the same names"
 )
 tensor_was_unused_at_first = BadModel.worded(
-    "stage {stage} uses a tensor that it receives and did not use for the example, or for the first micro-batch of all: "
-    "let that one use every tensor; later micro-batches may leave some out"
+    "stage {stage} uses a tensor that it receives and did not use for the example, or for the first micro-batch of "
+    "all: let that one use every tensor; later micro-batches may leave some out"
 )
 output_differs = BadModel.worded(
     "stage {stage} returned for micro-batch {micro}: {difference}; return the same every time"

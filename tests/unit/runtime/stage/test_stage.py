@@ -535,7 +535,9 @@ def test_gradients_come_back_for_what_the_first_micro_batch_used_and_zeros_where
     (leaves[0] * 3).sum().backward()
     assert stage_input.take_gradients(leaves, ())[0].tolist() == [3, 3]
     leaves[1].sum().backward()
-    with pytest.raises(BadModel, match="uses a tensor that it receives and did not use for the example, or for the first micro-batch"):
+    with pytest.raises(
+        BadModel, match="uses a tensor that it receives and did not use for the example, or for the first micro-batch"
+    ):
         stage_input.take_gradients(leaves, ())
 
 
