@@ -28,7 +28,6 @@ from chimera_runtime.program.rank_facts import Group
 from chimera_runtime.ranks.agreement import Enquiry, ObjectExchange
 from chimera_runtime.ranks.world import join_group
 from chimera_runtime.stage.gradient_sums import agree_on_infinite, gradients_of, scale_down, total_norm
-from chimera_runtime.start.absent_inputs import agree_on_absence, agree_on_counts
 from chimera_runtime.start.assemble import (
     LoaderMaker,
     RankContext,
@@ -38,6 +37,7 @@ from chimera_runtime.start.assemble import (
     lane_of,
     located_at,
 )
+from chimera_runtime.start.decided_by_data import agree_on_absence, agree_on_counts
 from chimera_runtime.start.inventory import compare_stages
 from chimera_runtime.start.varying_shapes import ShapeList, VaryingShapes
 from chimera_runtime.state.exporting import export_weights, load_weights

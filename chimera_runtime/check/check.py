@@ -31,8 +31,8 @@ from chimera_runtime.stage.module_state import ModuleSnapshot, equal
 from chimera_runtime.stage.stage import Stage
 from chimera_runtime.stage.stage_output import collecting
 from chimera_runtime.start import assemble as build
-from chimera_runtime.start.absent_inputs import agree_on_absence, agree_on_counts
 from chimera_runtime.start.assemble import RankContext, components_of, lane_of, run_stream
+from chimera_runtime.start.decided_by_data import agree_on_absence, agree_on_counts
 from chimera_runtime.values.last_stage import alone, judge_in
 from chimera_runtime.values.losses import added
 from chimera_runtime.values.mesh_tensors import require_values

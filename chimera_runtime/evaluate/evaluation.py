@@ -31,8 +31,8 @@ from chimera_runtime.stage.carries import Carries
 from chimera_runtime.stage.module_state import unchanged
 from chimera_runtime.stage.stage import Stage
 from chimera_runtime.stage.stage_output import Auxiliary, SideNumbers, StageInput, collecting
-from chimera_runtime.start.absent_inputs import inputs_here, lacking_stages
 from chimera_runtime.start.assemble import RankContext
+from chimera_runtime.start.decided_by_data import inputs_here, lacking_stages
 from chimera_runtime.start.varying_shapes import ShapeList, VaryingShapes
 from chimera_runtime.values.boundary import Boundary, Keywords, called, cut, keyword_names, slice_length
 from chimera_runtime.values.last_stage import alone

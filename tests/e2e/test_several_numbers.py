@@ -83,7 +83,5 @@ def test_a_run_that_is_killed_goes_on_where_it_was(name: str, outcomes: dict[str
 def test_ranks_that_differ_in_the_number_are_named_at_that_step(outcomes: dict[str, Outcome]) -> None:
     said = outcomes["differing"].said
     assert "0" not in outcomes["differing"].statuses
-    assert all("ranks 0 and 1 of copy 0 are given " in of_rank for of_rank in said), said
-    assert all(
-        " micro-batches in one step: all ranks of a copy take the same mini-batch" in of_rank for of_rank in said
-    )
+    words = "ranks 0 and 1 of copy 0 are given 5 and 6 micro-batches in one step: all ranks of a copy take the same"
+    assert all(words in of_rank for of_rank in said), said

@@ -8,7 +8,7 @@ import torch
 
 from chimera_runtime.errors import Misuse
 from chimera_runtime.program.job import Feed, Job
-from chimera_runtime.start.absent_inputs import inputs_here, lacking_stages
+from chimera_runtime.start.decided_by_data import inputs_here, lacking_stages
 from tests.unit.runtime.thread_ranks import job
 
 NAMED = (("image", 0, 1), ("sound", 1, 2), ("text", 2, 4))
