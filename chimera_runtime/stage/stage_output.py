@@ -368,7 +368,8 @@ class LossOutput:
     factors: Mapping[int, float] | None = None
     after: ClassVar[None] = None
     _with_graph: set[int] = field(default_factory=set)  # updates of which a loss has a graph
-    _losses: defaultdict[int, dict[int, tuple[Numbers, bool]]] = field(default_factory=lambda: defaultdict(dict))
+    # Of each update and micro-batch the numbers, whether they count as items, and the factor of the update.
+    _losses: defaultdict[int, dict[int, tuple[Numbers, bool, float]]] = field(default_factory=lambda: defaultdict(dict))
     _counts: dict[int, torch.Tensor] = field(default_factory=dict)
     _last_seed: tuple[torch.Tensor | None, Any, float, int] = (None, None, 0.0, 0)
 
@@ -390,7 +391,8 @@ class LossOutput:
             losses = self._losses[update]
             if number not in losses:  # else this is the second run of a recomputed forward
                 is_counted = self.counts_items if self.absence is None else self.absence.is_last_sink(micro, self.stage)
-                losses[number] = self.read(update, (value,) if count is None else (value, count)), is_counted
+                reading = self.read(update, (value,) if count is None else (value, count))
+                losses[number] = reading, is_counted, 1.0 if self.factors is None else self.factors[self.stage]
             if value.requires_grad:
                 self._with_graph.add(update)
                 roots.append(value)
@@ -433,20 +435,17 @@ class LossOutput:
         """Returns the sum of the losses of an update and forgets them. Raises `BadModel` if some weight needs the
         gradient of the loss, and no loss that counts items has a graph.
         """
-        total = items = counted_items = 0.0
-        for read, is_counted in self._losses.pop(update, {}).values():
+        total = reported = items = counted_items = 0.0
+        for read, is_counted, factor in self._losses.pop(update, {}).values():
             value, *count = read()
             items_of_loss = count[0] if count else 1.0
-            total, items = total + value, items + items_of_loss
+            total, reported, items = total + value * factor, reported + value, items + items_of_loss
             if is_counted:
                 counted_items += items_of_loss if self.factors is None else 1.0
         if self.trains and items and update not in self._with_graph:
             raise BadModel(mistakes.LOSS_HAS_NO_GRADIENT)
         self._with_graph.discard(update)
-        reports = {self.name: (total, items)} if self.name and items else {}
-        return Tally(
-            total if self.factors is None else total * self.factors[self.stage], counted_items, reports=reports
-        )
+        return Tally(total, counted_items, reports={self.name: (reported, items)} if self.name and items else {})
 
 
 StageOutput = SendOutput | LossOutput

@@ -93,7 +93,11 @@ def distance(output, target):
 
 
 def summed(output, target):
-    return (output - target).square().sum()
+    return (output - target).square()[target > 0].sum()
+
+
+def positive(target):
+    return (target > 0).sum()
 
 
 class Whole(nn.Module):
@@ -125,7 +129,7 @@ if "EDGES" in os.environ:
         return Whole([(int(source), int(target), name) for source, target, name in edges])
 
 
-counted = CountedLoss(summed, torch.numel)
+counted = CountedLoss(summed, positive)
 losses = (counted, counted) if "COUNTS" in os.environ else (error, distance)
 loss = dict(zip(SINKS, losses, strict=False)) if "LOSSES" in os.environ else error
 
