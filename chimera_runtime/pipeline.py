@@ -212,7 +212,6 @@ class Pipeline:
         modules, probed, remarks = build_and_probe(
             world, located, model, self._feed, seed=seed, measures=hooks.measures
         )
-        self._feed.keeps = probed.by_source
         self._hooks, self._loads, self.remarks = hooks, 0, tuple[str, ...]()
         self._add_remarks(remarks)
         script, source = compiled.script(place.worker), self._feed if hooks.loads else None
@@ -224,7 +223,7 @@ class Pipeline:
             ranges=ranges,
             programs={n: (other.job, other.ranks[place.worker]) for n, other in compiled.others.items()},
         )
-        self._feed.keeps = self._feed.keeps or bool(context.counts)
+        self._feed.keeps = probed.by_source or bool(context.counts)
         hooks.ready(context, modules)
         # The stages with optimizers and receive buffers, and the lane, which the rank's script is called with.
         parameters, self._groups = parameters_by_name(model, modules, context.ties), by_group(modules, context.ties)

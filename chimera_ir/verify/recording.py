@@ -175,7 +175,7 @@ class RecordedIncoming(_RecordedLink):
     def skip(self, micros: int) -> None:
         """Counts what is under way for micro-batches that are so much later."""
         super().skip(micros)
-        self._taken = {_later(group, micros): taken for group, taken in self._taken.items()}
+        self._taken = {_later(group, micros): count for group, count in self._taken.items()}
 
     def irecv(self, micros: Micros, into: int) -> None:
         """Expects the line ``recv``, into the slot ``into``, which must have room."""
@@ -205,11 +205,9 @@ class RecordedIncoming(_RecordedLink):
             raise Differs(self._recording.next_line(), f"takes the {text} from w{self._worker}, which have not come")
         header = self._recording.header
         sharing = header.sharing(self._sent, self._source, self._target, group[0])
-        taken = self._taken.get(group, 0) + 1
-        if taken < len(sharing):
-            self._taken[group] = taken
-        else:
-            self._taken.pop(group, None)
+        self._taken[group] = self._taken.get(group, 0) + 1
+        if self._taken[group] == len(sharing):
+            del self._taken[group]
             self._over.remove(group)
         return value
 
@@ -345,11 +343,11 @@ class RecordedStage(RecordedWeights):
         if not group:
             return None
         value = role, group, self._stage
-        taken = {((role, (micro,), self._stage), reader) for micro in group for reader in readers or (None,)}
-        if not taken <= self._values:
+        values = {((role, (micro,), self._stage), reader) for micro in group for reader in readers or (None,)}
+        if not values <= self._values:
             text = self._recording.value_text(value)
             raise Differs(self._recording.next_line(), f"reads the {text}, which are not on this worker")
-        self._values -= taken
+        self._values -= values
         return value
 
     def _operation(self, kind: Kind, group: Group) -> ops.Compute:

@@ -1,9 +1,9 @@
-"""What the data of an update decide, on which the ranks agree before it: the stages without a part in a micro-batch, as
-it has no input for them, and the counts by which several losses are divided.
+"""Agreements of the ranks before an update on what its data decide: the stages without a part in a micro-batch, as it
+has no input for them, and the counts by which several losses are divided.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import product
 from typing import Any
@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from chimera_runtime.blame import UserCode
 from chimera_runtime.data.feed import Feed
+from chimera_runtime.data.micro_batch_source import MicroBatchSource
 from chimera_runtime.errors import FAILED
 from chimera_runtime.errors import data as mistakes
 from chimera_runtime.errors.stage import count_of_target_is_impossible
@@ -36,20 +37,12 @@ def agree_on_absence(context: RankContext, update: int, rounds: Sequence[Sequenc
     if absence is None or source is None or not context.may_lack_input:
         return
     control = context.world.control_group
-    rounds = rounds or [(Round(job.micro_batches),)] * control.place.copies
-    programs = {job.micro_batches: (job, context.facts), **context.programs}
+    rounds, programs = _rounds_and_programs(context, rounds)
     largest = max(of_copy[-1].stop for of_copy in rounds)
     present = torch.zeros(control.place.copies, largest, len(job.sources), dtype=torch.uint8)
-
-    def input_of(start: int, micro: int) -> Any:
-        if isinstance(source, Feed):
-            source.start = start
-        return source.input(update, micro)
-
-    for each in rounds[control.place.copy]:
-        if each.number:
-            inputs = inputs_here(*programs[each.number], partial(input_of, each.start))
-            present[control.place.copy, each.start : each.stop] = inputs
+    for each in _begun(source, rounds[control.place.copy]):
+        inputs = inputs_here(*programs[each.number], partial(source.input, update))
+        present[control.place.copy, each.start : each.stop] = inputs
     control.reduce(present, "for the inputs that micro-batches have", dist.ReduceOp.MAX)
 
     def lacking_in(copy: int) -> list[frozenset[int]]:
@@ -77,14 +70,11 @@ def agree_on_counts(context: RankContext, update: int, rounds: Sequence[Sequence
     if not context.counts or source is None:
         return
     control, sinks = context.world.control_group, [*context.counts]
-    rounds = rounds or [(Round(job.micro_batches),)] * control.place.copies
-    programs = {job.micro_batches: (job, context.facts), **context.programs}
+    rounds, programs = _rounds_and_programs(context, rounds)
     numbers = [of_copy[-1].stop for of_copy in rounds]
     counts = torch.zeros(control.place.copies, max(numbers) * job.parts, len(sinks), dtype=torch.float64)
-    for each in rounds[control.place.copy] if numbers[control.place.copy] else ():
+    for each in _begun(source, rounds[control.place.copy]):
         program, facts = programs[each.number]
-        if isinstance(source, Feed):
-            source.start = each.start
         for whole, part in product(spread(facts.targets), range(job.parts)):
             micro, number = whole * job.parts + part, each.start + whole
             lacking = absence.by_data[number] if absence is not None and absence.by_data else ()
@@ -98,6 +88,23 @@ def agree_on_counts(context: RankContext, update: int, rounds: Sequence[Sequence
         if count == math.inf:
             raise count_of_target_is_impossible(stage=job.stage_name(stage))
         context.loss_factors[stage] = sum(numbers) * job.parts / count if count else 0.0
+
+
+def _rounds_and_programs(
+    context: RankContext, rounds: Sequence[Sequence[Round]]
+) -> tuple[Sequence[Sequence[Round]], Mapping[int, tuple[Job, RankFacts]]]:
+    """Returns the rounds of each copy, by default one of N micro-batches, and the program for each number of these."""
+    number, copies = context.world.job.micro_batches, context.world.control_group.place.copies
+    return rounds or [(Round(number),)] * copies, {number: (context.world.job, context.facts), **context.programs}
+
+
+def _begun(source: MicroBatchSource, rounds: Iterable[Round]) -> Iterator[Round]:
+    """Yields the rounds that have micro-batches; ``source`` then counts from the first one of the round."""
+    for each in rounds:
+        if isinstance(source, Feed):
+            source.start = each.start
+        if each.number:
+            yield each
 
 
 def count_of(function: Callable[[Any], Any], target: Any) -> float:

@@ -49,7 +49,7 @@ LONG = {
     "graph": (("encoder_decoder", "E=2", "D=2", "N=1..16"), ("list", "counts")),
     "graph twice": (("on_two.chim", "N=1..16"), ("functions",)),
 }
-"""The same for runs of a hundred updates of up to 16 micro-batches."""
+"""Directories and options of runs of a hundred updates of up to 16 micro-batches."""
 
 
 @pytest.fixture(scope="module")

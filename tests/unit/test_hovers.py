@@ -1,4 +1,4 @@
-"""What a page says about each mark on its lanes, by the page's own scripts."""
+"""Texts that a page shows for each mark on its lanes, made by the page's own scripts."""
 
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -22,7 +22,7 @@ SENT = {"message": 0.5, "sum": 1.5}
 """With these values of sliders, messages and sums take time."""
 
 Said = Mapping[str, Mapping[str, int]]
-"""What is said on rows of each kind, and how often."""
+"""Texts on rows of each kind, and how often they come."""
 
 
 @cache
